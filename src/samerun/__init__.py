@@ -1,0 +1,26 @@
+"""samerun: a PyTorch training run that stops comes back as the same run, and you can prove it.
+
+Names are loaded on first use, so importing this package has no effects and costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+_HOME = {
+    "Data": "samerun.data",
+    "Run": "samerun.run",
+}
+
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(importlib.import_module(_HOME[name]), name)
+    raise AttributeError(f"module 'samerun' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(set(globals()) | set(__all__))
