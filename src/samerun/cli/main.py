@@ -4,62 +4,69 @@ from __future__ import annotations
 
 import importlib
 import sys
-from typing import Final
+from importlib.metadata import version
+from typing import Annotated, Final
 
-import click
 import typer
 
-from samerun.errors import ExitCode, SamerunError, Stop
+from samerun.errors import SamerunError, Stop
 
-_COMMANDS: Final[dict[str, tuple[str, str]]] = {
-    "plan": ("samerun.cli.plan", "arithmetic before launch: memory, interval, goodput, batch, preempt, cost, …"),
+COMMANDS: Final[dict[str, tuple[str, str]]] = {
+    "plan": (
+        "samerun.cli.plan",
+        "Arithmetic before launch: memory, interval, goodput, batch, preempt, cost, …",
+    ),
 }
-"""Command name → (module that holds `app`, a typer application; one line of help)."""
+"""Command → (module, one line of help). The module holds `app`, a typer application with one or several commands."""
+
+_INTERRUPTED: Final = 130
 
 
-class _LazyGroup(click.Group):
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(_COMMANDS)
+def build_app(wanted: str | None) -> typer.Typer:
+    """The application with the wanted command loaded and every other one as a line of help."""
+    app = typer.Typer(
+        name="samerun",
+        no_args_is_help=True,
+        add_completion=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+        help="A PyTorch training run that stops comes back as the same run, and you can prove it.",
+        epilog="Example: samerun demo",
+        pretty_exceptions_enable=False,
+    )
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _COMMANDS:
-            return None
-        module, _ = _COMMANDS[cmd_name]
-        return typer.main.get_command(importlib.import_module(module).app)
+    @app.callback()
+    def root(
+        show_version: Annotated[
+            bool, typer.Option("--version", is_eager=True, help="Print the version and exit.")
+        ] = False,
+    ) -> None:
+        if show_version:
+            typer.echo(f"samerun {version('samerun')}")
+            raise typer.Exit
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, summary) for name, (_, summary) in _COMMANDS.items()])
+    for name, (module, summary) in COMMANDS.items():
+        if name == wanted:
+            app.add_typer(importlib.import_module(module).app, name=name, help=summary)
+        else:
+            app.command(name, help=summary)(_not_loaded)
+    return app
 
 
-@click.group(
-    cls=_LazyGroup,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    help="A PyTorch training run that stops comes back as the same run, and you can prove it.",
-    epilog="Example: samerun demo",
-)
-@click.version_option(package_name="samerun")
-def _root() -> None:
-    pass
+def _not_loaded() -> None:
+    raise AssertionError("a command that was not asked for cannot run")
 
 
 def main() -> None:
     """Runs one command; the exit code is the one that DESIGN promises for what happened."""
+    wanted = next((word for word in sys.argv[1:] if not word.startswith("-")), None)
     try:
-        code = _root.main(standalone_mode=False)
-    except click.exceptions.Abort:
-        sys.stderr.write("samerun: stopped by Ctrl-C\n")
-        sys.exit(130)
-    except click.ClickException as error:
-        error.show()
-        sys.exit(error.exit_code)
+        build_app(wanted)()
     except KeyboardInterrupt:
         sys.stderr.write("samerun: stopped by Ctrl-C\n")
-        sys.exit(130)
+        sys.exit(_INTERRUPTED)
     except Stop as stop:
         sys.stderr.write(f"samerun: {stop.reason}\n")
         sys.exit(int(stop.exit_code))
     except SamerunError as error:
         sys.stderr.write(f"samerun: {error}\n")
         sys.exit(int(error.exit_code))
-    sys.exit(code if isinstance(code, int) else int(ExitCode.DONE))

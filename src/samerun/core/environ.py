@@ -1,4 +1,4 @@
-"""The only reader of environment variables. Two are ours; the rest are the launcher's, and each is reported with its origin.
+"""The only reader of environment variables: two are ours, the rest are the launcher's.
 
 `SAMERUN_RUN` overrides a run's path. `SAMERUN_FAULTS` holds a fault plan for drills. Nothing else changes behaviour.
 """

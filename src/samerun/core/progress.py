@@ -132,13 +132,13 @@ class Progress:
     def from_json(cls, value: dict[str, Any]) -> Progress:
         if set(value) != set(_KINDS):
             raise ValueError(f"progress has the counters {sorted(_KINDS)}, found {sorted(value)}")
-        return cls(**{name: kind(int(value[name])) for name, kind in _KINDS.items()})
+        return cls(
+            windows=Windows(int(value["windows"])),
+            skipped=Skipped(int(value["skipped"])),
+            updates=Updates(int(value["updates"])),
+            samples=Samples(int(value["samples"])),
+            tokens=Tokens(int(value["tokens"])),
+        )
 
 
-_KINDS: dict[str, type[Count]] = {
-    "windows": Windows,
-    "skipped": Skipped,
-    "updates": Updates,
-    "samples": Samples,
-    "tokens": Tokens,
-}
+_KINDS = ("windows", "skipped", "updates", "samples", "tokens")

@@ -46,7 +46,7 @@ def parse_seconds(text: str | float) -> float:
 
     Raises UsageError for an unknown unit, a negative or non-finite value.
     """
-    if isinstance(text, (int, float)) and not isinstance(text, bool):
+    if not isinstance(text, str):
         number, unit = float(text), "s"
         if not math.isfinite(number):
             raise UsageError(f"duration {text!r} is not finite; write it like '90s'")

@@ -1,0 +1,1 @@
+"""Which ranks there are and how they agree: topology, the group protocol, torch.distributed, and a world of one."""
