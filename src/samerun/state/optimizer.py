@@ -1,0 +1,122 @@
+"""Components `moments` and `steps`: what the optimizers remember, by parameter name.
+
+State is bound to the parameter's name, never to its position in a list, and keeps its own dtype (fp32 moments of bf16
+parameters stay fp32). Any optimizer works whose state is made of tensors and plain values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from samerun.core.component import Captured, Plain, Source
+from samerun.errors import MismatchError, UsageError
+from samerun.state import names
+from samerun.state.checks import require_same_names
+from samerun.state.tree import join_tree, split_tree
+
+_STEP: Final = "step"
+
+
+def named_groups(
+    optimizer: torch.optim.Optimizer, models: Mapping[str, nn.Module], *, which: str
+) -> list[dict[str, nn.Parameter]]:
+    """The optimizer's parameter groups by parameter name. Raises UsageError for a parameter outside the models."""
+    by_identity = {id(parameter): name for name, parameter in names.parameters(models).items()}
+    groups = []
+    for number, group in enumerate(optimizer.param_groups):
+        named = {}
+        for parameter in group["params"]:
+            if id(parameter) not in by_identity:
+                raise UsageError(
+                    f"optimizer {which}: group {number} holds a parameter of shape {tuple(parameter.shape)} that no "
+                    f"model given to Run owns; pass every trained model, and build the optimizer after wrapping (FSDP2)"
+                )
+            named[by_identity[id(parameter)]] = parameter
+        groups.append(named)
+    return groups
+
+
+class OptimizerMemory:
+    """One half of every optimizer's state: its step counters, or everything else."""
+
+    def __init__(
+        self, optimizers: Mapping[str, torch.optim.Optimizer], models: Mapping[str, nn.Module], *, steps: bool
+    ) -> None:
+        self.name = "steps" if steps else "moments"
+        self._optimizers = optimizers
+        self._models = models
+        self._steps = steps
+
+    def capture(self) -> Captured:
+        plain: dict[str | int, Plain] = {}
+        tensors: dict[str, torch.Tensor] = {}
+        for which, optimizer in self._optimizers.items():
+            for name, parameter in self._parameters(which).items():
+                mine = {key: value for key, value in optimizer.state.get(parameter, {}).items() if self._owns(key)}
+                if mine:
+                    path = self._path(which, name)
+                    plain[path], found = split_tree(mine, path=path)
+                    tensors.update(found)
+        return Captured(plain=plain, tensors=tensors)
+
+    def restore(self, source: Source) -> None:
+        saved = source.plain
+        if not isinstance(saved, dict):
+            raise MismatchError(f"{self.name}: expected a table by parameter name, found {type(saved).__name__}")
+        live = {
+            self._path(which, name): (optimizer, parameter)
+            for which, optimizer in self._optimizers.items()
+            for name, parameter in self._parameters(which).items()
+        }
+        if unknown := set(map(str, saved)) - set(live):
+            require_same_names(self.name, saved=unknown, live=())
+        for path, (optimizer, parameter) in live.items():
+            kept = {key: value for key, value in optimizer.state.get(parameter, {}).items() if not self._owns(key)}
+            mine = _restored(source, saved[path], parameter) if path in saved else {}
+            if kept or mine:
+                optimizer.state[parameter] = {**kept, **mine}
+
+    def forget(self, source: Source) -> None:
+        """As if this half had never been saved: zeros of the saved shapes. For drills that leave it out on purpose."""
+        self.restore(source)
+        for optimizer in self._optimizers.values():
+            for state in optimizer.state.values():
+                for key, value in state.items():
+                    if self._owns(key) and isinstance(value, torch.Tensor):
+                        value.zero_()
+
+    def _parameters(self, which: str) -> dict[str, nn.Parameter]:
+        groups = named_groups(self._optimizers[which], self._models, which=which)
+        return {name: parameter for group in groups for name, parameter in group.items()}
+
+    def _path(self, which: str, name: str) -> str:
+        return name if len(self._optimizers) == 1 else f"{which}/{name}"
+
+    def _owns(self, key: Any) -> bool:
+        return (key == _STEP) is self._steps
+
+
+def _restored(source: Source, saved: Plain, parameter: nn.Parameter) -> dict[str, Any]:
+    def load(key: str, host: bool) -> torch.Tensor:
+        if key not in source.specs:
+            raise MismatchError(f"optimizer state: the checkpoint names {key} but holds no tensor of that name")
+        spec = source.specs[key]
+        target: torch.Tensor
+        if isinstance(parameter, DTensor) and spec.shape == tuple(parameter.shape):
+            target = torch.zeros_like(parameter, dtype=spec.dtype, requires_grad=False)
+        elif spec.shape == tuple(parameter.shape) and not host:
+            target = torch.zeros_like(parameter, dtype=spec.dtype, requires_grad=False)
+        else:
+            device = torch.device("cpu") if host else parameter.device
+            target = torch.zeros(spec.shape, dtype=spec.dtype, device=device)
+        source.read_into(key, target)
+        return target
+
+    state = join_tree(saved, load)
+    assert isinstance(state, dict)
+    return state

@@ -1,0 +1,98 @@
+"""Component `scheduler`: the learning rate's past and present.
+
+Holds every scheduler's own state and every parameter group's current options (lr, betas, weight decay, …), so a run
+without a scheduler keeps its learning rate too. Membership of the groups is recorded by parameter name and checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from samerun.core.component import Captured, Plain, Source
+from samerun.errors import MismatchError
+from samerun.state.optimizer import named_groups
+from samerun.state.tree import join_tree, split_tree
+
+
+class SchedulerLike(Protocol):
+    def step(self) -> None: ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None: ...
+
+
+class Schedule:
+    name = "scheduler"
+
+    def __init__(
+        self,
+        optimizers: Mapping[str, torch.optim.Optimizer],
+        schedulers: Mapping[str, SchedulerLike],
+        models: Mapping[str, nn.Module],
+    ) -> None:
+        self._optimizers = optimizers
+        self._schedulers = schedulers
+        self._models = models
+
+    def capture(self) -> Captured:
+        plain, tensors = split_tree(
+            {
+                "groups": {which: self._options(which) for which in self._optimizers},
+                "members": {which: self._members(which) for which in self._optimizers},
+                "schedulers": {which: scheduler.state_dict() for which, scheduler in self._schedulers.items()},
+            },
+            path="",
+        )
+        return Captured(plain=plain, tensors=tensors)
+
+    def restore(self, source: Source) -> None:
+        def load(key: str, host: bool) -> torch.Tensor:
+            spec = source.specs[key]
+            target = torch.zeros(spec.shape, dtype=spec.dtype)
+            source.read_into(key, target)
+            return target
+
+        state = join_tree(source.plain, load)
+        if not isinstance(state, dict) or set(state) != {"groups", "members", "schedulers"}:
+            raise MismatchError("scheduler: the checkpoint's entry is not a table of groups, members and schedulers")
+        for what, live in (("groups", self._optimizers), ("schedulers", self._schedulers)):
+            if set(state[what]) != set(live):
+                raise MismatchError(
+                    f"scheduler: {what} saved for {sorted(state[what])}, the program has {sorted(live)}"
+                )
+        for which, optimizer in self._optimizers.items():
+            if state["members"][which] != self._members(which):
+                raise MismatchError(
+                    f"scheduler: optimizer {which} had {_sizes(state['members'][which])} parameters in its groups, "
+                    f"the program has {_sizes(self._members(which))}, or others by name"
+                )
+            for group, options in zip(optimizer.param_groups, state["groups"][which], strict=True):
+                _apply(group, options)
+        for which, scheduler in self._schedulers.items():
+            scheduler.load_state_dict(state["schedulers"][which])
+
+    def _options(self, which: str) -> list[dict[str, Plain]]:
+        return [
+            {key: value for key, value in group.items() if key != "params"}
+            for group in self._optimizers[which].param_groups
+        ]
+
+    def _members(self, which: str) -> list[list[str]]:
+        return [sorted(group) for group in named_groups(self._optimizers[which], self._models, which=which)]
+
+
+def _apply(group: dict[str, Any], options: dict[str, Any]) -> None:
+    for key, value in options.items():
+        if isinstance(value, torch.Tensor) and isinstance(group.get(key), torch.Tensor):
+            group[key].copy_(value)
+        else:
+            group[key] = value
+
+
+def _sizes(members: list[list[str]]) -> list[int]:
+    return [len(group) for group in members]
