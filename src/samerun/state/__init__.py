@@ -1,1 +1,1 @@
-"""One component per kind of state: model, optimizer, schedule, scaler, RNG, the user's own; and how they are compared."""
+"""One component per kind of state (model, optimizer, schedule, RNG, records, the user's own), and their comparison."""

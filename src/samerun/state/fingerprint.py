@@ -23,7 +23,7 @@ def tensor_digest(tensor: torch.Tensor) -> str:
     local = local.detach().cpu().contiguous()
     digest = xxhash.xxh3_64(f"{local.dtype}{tuple(local.shape)}".encode())
     if local.numel():
-        digest.update(local.reshape(-1).view(torch.uint8).numpy())
+        digest.update(local.reshape(-1).view(torch.uint8).numpy().data)
     return f"x{digest.hexdigest()}"
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from samerun.core.component import Captured, Source
+from samerun.core.component import Captured, Plain, Source
 from samerun.errors import MismatchError
 from samerun.state import names
 from samerun.state.checks import require_same_names
@@ -25,8 +25,9 @@ class Weights:
         self._models = models
 
     def capture(self) -> Captured:
+        aliases: dict[str | int, Plain] = dict(names.aliases(self._models).items())
         return Captured(
-            plain={"aliases": dict(names.aliases(self._models))},
+            plain={"aliases": aliases},
             tensors={name: parameter.detach() for name, parameter in names.parameters(self._models).items()},
         )
 
@@ -36,7 +37,7 @@ class Weights:
         saved_aliases = source.plain["aliases"] if isinstance(source.plain, dict) else None
         if saved_aliases != names.aliases(self._models):
             raise MismatchError(
-                f"weights: tied parameters differ; the checkpoint ties {saved_aliases}, "
+                f"weights: tied parameters differ; the checkpoint ties {saved_aliases!r}, "
                 f"the program ties {names.aliases(self._models)}"
             )
         with torch.no_grad():

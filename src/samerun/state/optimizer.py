@@ -11,7 +11,6 @@ from typing import Any, Final
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from samerun.core.component import Captured, Plain, Source
 from samerun.errors import MismatchError, UsageError
@@ -60,7 +59,7 @@ class OptimizerMemory:
                 mine = {key: value for key, value in optimizer.state.get(parameter, {}).items() if self._owns(key)}
                 if mine:
                     path = self._path(which, name)
-                    plain[path], found = split_tree(mine, path=path)
+                    plain[path], found = split_tree(mine, path=path, home=parameter.device)
                     tensors.update(found)
         return Captured(plain=plain, tensors=tensors)
 
@@ -77,7 +76,8 @@ class OptimizerMemory:
             require_same_names(self.name, saved=unknown, live=())
         for path, (optimizer, parameter) in live.items():
             kept = {key: value for key, value in optimizer.state.get(parameter, {}).items() if not self._owns(key)}
-            mine = _restored(source, saved[path], parameter) if path in saved else {}
+            home = _step_device(optimizer, parameter) if self._steps else parameter.device
+            mine = _restored(source, saved[path], parameter, home) if path in saved else {}
             if kept or mine:
                 optimizer.state[parameter] = {**kept, **mine}
 
@@ -101,22 +101,28 @@ class OptimizerMemory:
         return (key == _STEP) is self._steps
 
 
-def _restored(source: Source, saved: Plain, parameter: nn.Parameter) -> dict[str, Any]:
+def _restored(source: Source, saved: Plain, parameter: nn.Parameter, home: torch.device) -> dict[str, Any]:
     def load(key: str, host: bool) -> torch.Tensor:
         if key not in source.specs:
             raise MismatchError(f"optimizer state: the checkpoint names {key} but holds no tensor of that name")
         spec = source.specs[key]
-        target: torch.Tensor
-        if isinstance(parameter, DTensor) and spec.shape == tuple(parameter.shape):
-            target = torch.zeros_like(parameter, dtype=spec.dtype, requires_grad=False)
-        elif spec.shape == tuple(parameter.shape) and not host:
-            target = torch.zeros_like(parameter, dtype=spec.dtype, requires_grad=False)
+        if spec.shape == tuple(parameter.shape) and not host and home == parameter.device:
+            # zeros_like keeps a DTensor's mesh and placements, and the memory format
+            target: torch.Tensor = torch.zeros_like(parameter, dtype=spec.dtype, requires_grad=False)
         else:
-            device = torch.device("cpu") if host else parameter.device
-            target = torch.zeros(spec.shape, dtype=spec.dtype, device=device)
+            target = torch.zeros(spec.shape, dtype=spec.dtype, device="cpu" if host else home)
         source.read_into(key, target)
         return target
 
     state = join_tree(saved, load)
     assert isinstance(state, dict)
     return state
+
+
+def _step_device(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> torch.device:
+    """Where torch keeps step counters: beside the parameter for fused and capturable groups, else on the host."""
+    for group in optimizer.param_groups:
+        if any(member is parameter for member in group["params"]):
+            beside = group.get("capturable") or group.get("fused")
+            return parameter.device if beside else torch.device("cpu")
+    raise AssertionError("the parameter belongs to none of the optimizer's groups")

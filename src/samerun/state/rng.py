@@ -28,7 +28,7 @@ def capture_rng() -> dict[str | int, Plain]:
         "numpy": (str(kind), np.asarray(keys).tobytes(), int(position), int(has_gauss), float(cached)),
         "torch": torch.get_rng_state().numpy().tobytes(),
     }
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         state["cuda"] = torch.cuda.get_rng_state().numpy().tobytes()
     return state
 
