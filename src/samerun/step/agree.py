@@ -1,0 +1,100 @@
+"""What the ranks tell each other at a window's end: one SUM, and one copy from the device to the host.
+
+Everything is a count or a sum in float64, exact for integers up to 2^53; the 64-bit coverage digest travels as two
+halves. Bad losses are zeroed before the sum, since one NaN would poison it for everybody.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Final
+
+import torch
+import torch.distributed as dist
+
+_HALF: Final = 1 << 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flags:
+    """What one rank has to say besides its numbers."""
+
+    stop: bool = False
+    """A stop was noticed: finish this window, save, leave."""
+    abandon: bool = False
+    """This rank must not save any more: its launcher died, or a newer attempt exists."""
+    save_due: bool = False
+    """The time for a periodic save has come by this rank's clock; only one rank's clock is asked."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """One rank's part of a window. Tensors are float64, 0-dim, on the device."""
+
+    weight: torch.Tensor
+    loss_sum: torch.Tensor
+    num_bad_losses: torch.Tensor
+    num_samples: int
+    coverage: int
+    flags: Flags
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Local:
+    """What every rank knows alike already and only has to leave the device in the same copy: float64, 0-dim."""
+
+    squared_norm: torch.Tensor
+    scale: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreed:
+    """The sums over all ranks: the same values on every rank."""
+
+    weight: float
+    loss_sum: float
+    num_bad_losses: int
+    num_bad_norms: int
+    squared_norm: float
+    scale: float
+    num_samples: int
+    coverage: int
+    num_stop: int
+    num_abandon: int
+    num_save_due: int
+
+
+def agree(share: Share, local: Local, *, leads: bool, device: torch.device) -> Agreed:
+    """Collective over all ranks. A rank that does not lead its replica adds flags but no data: its leader adds them."""
+    counts = [
+        share.num_samples if leads else 0,
+        share.coverage % _HALF if leads else 0,
+        share.coverage // _HALF if leads else 0,
+        *(int(getattr(share.flags, field.name)) for field in fields(Flags)),
+    ]
+    bad_norm = (~torch.isfinite(local.squared_norm)).to(torch.float64)
+    sums = torch.stack([share.weight, share.loss_sum])
+    vector = torch.cat(
+        [
+            sums if leads else torch.zeros_like(sums),
+            torch.stack([share.num_bad_losses, bad_norm]),
+            torch.tensor(counts, dtype=torch.float64).to(device, non_blocking=True),
+        ]
+    )
+    if dist.is_available() and dist.is_initialized():
+        dist.all_reduce(vector)
+    values = torch.cat([vector, torch.stack([local.squared_norm, local.scale])]).tolist()
+    weight, loss_sum, bad_losses, bad_norms, samples, low, high, stop, abandon, save_due, squared_norm, scale = values
+    return Agreed(
+        weight=weight,
+        loss_sum=loss_sum,
+        num_bad_losses=int(bad_losses),
+        num_bad_norms=int(bad_norms),
+        squared_norm=squared_norm,
+        scale=scale,
+        num_samples=int(samples),
+        coverage=(int(low) + int(high) * _HALF) % (_HALF * _HALF),
+        num_stop=int(stop),
+        num_abandon=int(abandon),
+        num_save_due=int(save_due),
+    )

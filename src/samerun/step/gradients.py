@@ -1,0 +1,62 @@
+"""The gradients of one window as one vector, however they are sharded: norm, factor, clearing.
+
+Plain and DTensor gradients of different meshes are normed apart and joined by their squares; torch's own clipping
+raises on such a mixture. Sharded squares are summed over exactly those mesh dimensions that shard the tensor, so
+replicas count once and the norm does not depend on the number of ranks.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Replicate
+
+
+def gradients_of(parameters: Iterable[nn.Parameter]) -> list[torch.Tensor]:
+    return [parameter.grad for parameter in parameters if parameter.grad is not None]
+
+
+def squared_norm(gradients: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
+    """Squared global L2 norm, float64, 0-dim, on the device. Collective over the meshes of sharded gradients.
+
+    Squares are summed in float32 per tensor and in float64 across tensors. No host synchronisation.
+    """
+    plain: list[torch.Tensor] = []
+    sharded: dict[tuple[DeviceMesh, tuple[int, ...]], list[torch.Tensor]] = defaultdict(list)
+    for gradient in gradients:
+        if not isinstance(gradient, DTensor):
+            plain.append(gradient)
+            continue
+        if any(isinstance(placement, Partial) for placement in gradient.placements):
+            gradient = gradient.redistribute(
+                placements=[Replicate() if isinstance(p, Partial) else p for p in gradient.placements]
+            )
+        dims = tuple(dim for dim, placement in enumerate(gradient.placements) if not placement.is_replicate())
+        sharded[(gradient.device_mesh, dims)].append(gradient.to_local())
+    total = _local_squares(plain, device)
+    for (mesh, dims), local in sharded.items():
+        squares = _local_squares(local, device)
+        for dim in dims:
+            dist.all_reduce(squares, group=mesh.get_group(dim))
+        total = total + squares
+    return total
+
+
+def multiply(gradients: Sequence[torch.Tensor], factor: float) -> None:
+    """gradients *= factor, in place; exact when the factor is a power of two."""
+    local = [gradient.to_local() if isinstance(gradient, DTensor) else gradient for gradient in gradients]
+    if local and factor != 1.0:
+        torch._foreach_mul_(local, factor)
+
+
+def _local_squares(tensors: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
+    full = [tensor for tensor in tensors if tensor.numel()]
+    if not full:
+        return torch.zeros((), dtype=torch.float64, device=device)
+    norms = torch._foreach_norm(full, 2, dtype=torch.float32)
+    return torch.stack(norms).to(device, torch.float64).square().sum()

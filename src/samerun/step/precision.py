@@ -1,0 +1,106 @@
+"""Precision of the forward, and the loss scaler where fp16 needs one.
+
+The scaler is torch's own. Two things are added: resetting it when a window is dropped before `update()` (a bad loss
+must leave scale and growth untouched), and `shift`, a power of two that keeps summed fp16 losses from acting as an
+extra loss scale: the sum is divided by 2^shift inside backward and put right with the objective's own factor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from enum import Enum
+from typing import Any
+
+import torch
+
+from samerun.errors import UsageError
+
+
+class Precision(Enum):
+    FP32 = "fp32"
+    BF16 = "bf16"
+    FP16 = "fp16"
+    MODEL = "model"
+    """The model has a mixed-precision policy of its own."""
+
+    @classmethod
+    def parse(cls, text: str | Precision) -> Precision:
+        if isinstance(text, Precision):
+            return text
+        try:
+            return cls(text)
+        except ValueError:
+            known = ", ".join(repr(member.value) for member in cls)
+            raise UsageError(f"precision={text!r} is unknown; choose one of {known}") from None
+
+    def autocast(self, device: torch.device) -> contextlib.AbstractContextManager[Any]:
+        """A fresh autocast context for the device the optimizer works on."""
+        if self is Precision.BF16:
+            return torch.autocast(device.type, dtype=torch.bfloat16)
+        if self is Precision.FP16:
+            return torch.autocast(device.type, dtype=torch.float16)
+        return contextlib.nullcontext()
+
+
+class LossScale:
+    """The GradScaler of a run, or nothing at all for precisions that need none."""
+
+    def __init__(self, precision: Precision, device: torch.device) -> None:
+        self._scaler = torch.amp.GradScaler(device.type) if precision is Precision.FP16 else None
+        self.shift = 0
+
+    @property
+    def enabled(self) -> bool:
+        return self._scaler is not None
+
+    def on_device(self, device: torch.device) -> torch.Tensor:
+        """The current loss scale, float64, 0-dim, on the device: reading it here costs no synchronisation."""
+        live = self._scaler._get_scale_async() if self._scaler is not None else None
+        if live is None:
+            start = self._scaler.get_scale() if self._scaler is not None else 1.0
+            return torch.full((), start, dtype=torch.float64, device=device)
+        return live.to(torch.float64).clone()
+
+    def scaled(self, loss_sum: torch.Tensor) -> torch.Tensor:
+        if self._scaler is None:
+            return loss_sum
+        scaled = self._scaler.scale(loss_sum * 2.0**-self.shift)
+        assert isinstance(scaled, torch.Tensor)
+        return scaled
+
+    def unscale(self, optimizer: torch.optim.Optimizer) -> None:
+        if self._scaler is not None:
+            self._scaler.unscale_(optimizer)
+
+    def update(self) -> None:
+        if self._scaler is not None:
+            self._scaler.update()
+
+    def drop(self) -> None:
+        """Forgets this window's unscaling without touching scale or growth: GradScaler offers `update` only."""
+        if self._scaler is not None:
+            self._scaler._per_optimizer_states.clear()
+
+    def expect_weight(self, weight_per_replica: float) -> None:
+        """Chooses the next window's shift from this one's agreed weight; a power of two changes no rounding."""
+        if self._scaler is not None and weight_per_replica > 0:
+            self.shift = max(0, round(math.log2(weight_per_replica)))
+
+    def state_dict(self) -> dict[str, Any]:
+        if self._scaler is None:
+            return {}
+        return {**self._scaler.state_dict(), "shift": self.shift}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if self._scaler is None:
+            if state:
+                raise UsageError(
+                    "the checkpoint holds a loss scale, but this precision uses none; say precision='fp16'"
+                )
+            return
+        if not state:
+            raise UsageError("precision='fp16' needs a loss scale, and the checkpoint was saved without one")
+        state = dict(state)
+        self.shift = int(state.pop("shift"))
+        self._scaler.load_state_dict(state)
