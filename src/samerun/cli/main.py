@@ -1,15 +1,19 @@
-"""The entry point. Commands are named here and imported only when called, so `samerun plan` never pays for torch."""
+"""The entry point. Commands are named here and imported only when called, so `samerun plan` never pays for torch.
+
+Those in `WITHOUT_TYPER` also have a `main(arguments)`, which parses by itself: importing typer takes longer than
+a plan.
+"""
 
 from __future__ import annotations
 
 import importlib
 import sys
-from importlib.metadata import version
-from typing import Annotated, Final
-
-import typer
+from typing import TYPE_CHECKING, Final
 
 from samerun.errors import SamerunError, Stop
+
+if TYPE_CHECKING:
+    import typer
 
 COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "plan": (
@@ -19,11 +23,16 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
 }
 """Command → (module, one line of help). The module holds `app`, a typer application with one or several commands."""
 
+WITHOUT_TYPER: Final = frozenset({"plan"})
+"""Commands whose module has `main(arguments)` for a quick start, beside `app`."""
+
 _INTERRUPTED: Final = 130
 
 
 def build_app(wanted: str | None) -> typer.Typer:
     """The application with the wanted command loaded and every other one as a line of help."""
+    import typer  # not at the top: the quick commands never need it
+
     app = typer.Typer(
         name="samerun",
         no_args_is_help=True,
@@ -34,13 +43,13 @@ def build_app(wanted: str | None) -> typer.Typer:
         pretty_exceptions_enable=False,
     )
 
-    @app.callback()
-    def root(
-        show_version: Annotated[
-            bool, typer.Option("--version", is_eager=True, help="Print the version and exit.")
-        ] = False,
-    ) -> None:
+    version_option: bool = typer.Option(False, "--version", help="Print the version and exit.")
+
+    @app.callback(invoke_without_command=True)
+    def root(show_version: bool = version_option) -> None:
         if show_version:
+            from importlib.metadata import version
+
             typer.echo(f"samerun {version('samerun')}")
             raise typer.Exit
 
@@ -60,7 +69,10 @@ def main() -> None:
     """Runs one command; the exit code is the one that DESIGN promises for what happened."""
     wanted = next((word for word in sys.argv[1:] if not word.startswith("-")), None)
     try:
-        build_app(wanted)()
+        if sys.argv[1:2] == [wanted] and wanted in WITHOUT_TYPER:
+            importlib.import_module(COMMANDS[wanted][0]).main(sys.argv[2:])
+        else:
+            build_app(wanted)()
     except KeyboardInterrupt:
         sys.stderr.write("samerun: stopped by Ctrl-C\n")
         sys.exit(_INTERRUPTED)

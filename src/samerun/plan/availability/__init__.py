@@ -1,0 +1,1 @@
+"""Saving and failing: interruption rates, checkpoint interval, goodput, simulation, the preemption budget."""

@@ -1,0 +1,1 @@
+"""Memory of one rank, bounded from below and above before anything is launched."""

@@ -1,0 +1,1 @@
+"""What is planned for: the shape of a model, counted exactly or refused."""
