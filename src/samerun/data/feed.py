@@ -1,0 +1,135 @@
+"""One torch DataLoader over a replica's endless microbatches, its workers, and their clean end."""
+
+from __future__ import annotations
+
+import atexit
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch.utils.data import DataLoader, default_collate
+
+from samerun.data.cursor import Cursor
+from samerun.data.keyed import Fetched, KeyedFetch, WorkerStart, identity_collate, signals_held
+from samerun.data.windows import MicroBatchPlan
+from samerun.errors import UsageError
+
+if TYPE_CHECKING:
+    from samerun.data.loader import LoaderOptions
+
+_GRACE_SECONDS: Final = 5.0
+"""How long a worker that is still inside `dataset[i]` may take to end before it is killed: it ignores SIGTERM."""
+
+_open_feeds: weakref.WeakSet[Feed] = weakref.WeakSet()
+
+
+class Feed:
+    """Fetches microbatches in order, from the cursor's committed position on, until closed."""
+
+    def __init__(self, dataset: Any, cursor: Cursor, options: LoaderOptions) -> None:
+        self.next_window = cursor.windows
+        self._replica = cursor.replica
+        self._num_microbatches = cursor.windowing.num_microbatches
+        self._next_number = self._replica.index
+        collate = options.get("collate_fn") or default_collate
+        workers = options.get("num_workers", 0)
+        passed: dict[str, Any] = {name: value for name, value in options.items() if name != "collate_fn"}
+        passed["worker_init_fn"] = WorkerStart(options.get("worker_init_fn")) if workers else None
+        # a generator of its own: the iterator's base seed is otherwise drawn from the global one
+        passed["generator"] = torch.Generator().manual_seed(0)
+        loader = _dataloader(
+            KeyedFetch(dataset, collate=collate, seed=cursor.windowing.order.seed),
+            batch_sampler=_Plans(cursor.own_microbatches()),
+            collate_fn=identity_collate,
+            **passed,
+        )
+        _close_at_exit(self)
+        with signals_held():
+            self._iterator: Iterator[Fetched] | None = iter(loader)
+        self._workers: list[Any] = list(getattr(self._iterator, "_workers", ()))
+
+    def stands_at(self, window: int) -> bool:
+        """Whether the next microbatch to come is the first of `window`."""
+        return (self.next_window, self._next_number) == (window, self._replica.index)
+
+    def take(self, window: int, number: int) -> Fetched:
+        """The microbatch (window, number); earlier ones that a loop left behind are read and dropped."""
+        assert self._iterator is not None, "a closed feed was asked for data"
+        if (window, number) < (self.next_window, self._next_number):
+            raise UsageError(
+                f"microbatch {number} of window {window} was passed over: the loop went on to window "
+                f"{self.next_window}; iterate the windows in order"
+            )
+        while True:
+            fetched = next(self._iterator)
+            expected = (self.next_window, self._next_number)
+            assert (fetched.window, fetched.number) == expected, f"the loader gave {fetched[:2]}, expected {expected}"
+            self._advance()
+            if (fetched.window, fetched.number) == (window, number):
+                return fetched
+
+    def _advance(self) -> None:
+        self._next_number += self._replica.count
+        if self._next_number >= self._num_microbatches:
+            self.next_window += 1
+            self._next_number = self._replica.index
+
+    def close(self) -> None:
+        """Ends the workers; one that does not end within a grace period is killed. Idempotent."""
+        _open_feeds.discard(self)
+        iterator, self._iterator = self._iterator, None
+        # its finaliser does this as well, but the traceback of an error in a worker keeps the iterator alive
+        getattr(iterator, "_shutdown_workers", lambda: None)()
+        workers, self._workers = self._workers, []
+        for worker in workers:
+            worker.join(timeout=_GRACE_SECONDS)
+            if worker.is_alive():
+                worker.kill()
+                worker.join()
+
+
+def _dataloader(dataset: Any, **arguments: Any) -> DataLoader[Any]:
+    try:
+        return DataLoader(dataset, **arguments)
+    except ValueError as error:
+        raise UsageError(f"the DataLoader refuses these arguments: {error}") from error
+
+
+class _Plans:
+    """A batch sampler over one pass of plans."""
+
+    def __init__(self, plans: Iterable[MicroBatchPlan]) -> None:
+        self._plans = plans
+
+    def __iter__(self) -> Iterator[MicroBatchPlan]:
+        return iter(self._plans)
+
+
+def _close_at_exit(feed: Feed) -> None:
+    """Workers must be gone before multiprocessing's own exit hook, which sends SIGTERM and waits for ever.
+
+    Exit hooks run last-registered first, and torch registered its own when it was imported.
+    """
+    if not _open_feeds:
+        atexit.unregister(_close_open_feeds)
+        atexit.register(_close_open_feeds)
+    _open_feeds.add(feed)
+
+
+def _close_open_feeds() -> None:
+    for feed in list(_open_feeds):
+        feed.close()
+
+
+def moved(value: Any, device: Any) -> Any:
+    """`value` with every tensor in it on `device`: tensors, mappings, tuples, lists, and objects with `.to()`."""
+    if hasattr(value, "to"):
+        return value.to(device, non_blocking=True) if isinstance(value, torch.Tensor) else value.to(device)
+    if isinstance(value, Mapping):
+        return {key: moved(item, device) for key, item in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(moved(item, device) for item in value))
+    if isinstance(value, (list, tuple)):
+        return type(value)(moved(item, device) for item in value)
+    return value

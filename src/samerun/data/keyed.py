@@ -1,0 +1,113 @@
+"""Fetching one microbatch with randomness that belongs to the sample, not to the process that happens to read it.
+
+While `dataset[i]` runs, the global generators of Python, NumPy and torch (CPU) are seeded by (seed, epoch, sample id);
+while the collate function runs, by (seed, position of the microbatch). Afterwards they are put back. So an augmentation
+or a mask is the same with 0 and 4 workers, on 1 and 3 replicas, and after any resume. It ends at generators that the
+dataset owns itself, and at device generators: those are not touched.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import torch
+
+from samerun.data.coverage import coverage_of
+from samerun.data.windows import MicroBatchPlan
+
+IGNORED_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+"""What launchers and schedulers send to a whole process group: a notice to the training loop, which needs data."""
+
+
+class Fetched(NamedTuple):
+    """A microbatch on its way back. A named tuple, because the pinning thread rebuilds those field by field."""
+
+    window: int
+    number: int
+    coverage_high: int
+    coverage_low: int
+    value: Any
+
+
+class KeyedFetch:
+    """The dataset that the DataLoader sees: its index is a whole microbatch, its item the collated result."""
+
+    def __init__(self, dataset: Any, *, collate: Callable[[list[Any]], Any], seed: int) -> None:
+        self._dataset = dataset
+        self._collate = collate
+        self._seed = seed
+
+    def __getitems__(self, plan: MicroBatchPlan) -> Fetched:
+        with generators_put_back():
+            items = [self._sample(epoch, sample) for epoch, sample in plan.samples]
+            seed_generators("collate", self._seed, plan.position)
+            value = self._collate(items)
+        pairs = np.array(plan.samples, np.int64).reshape(-1, 2)
+        coverage = coverage_of(pairs[:, 0], pairs[:, 1])
+        return Fetched(plan.window, plan.number, coverage >> 32, coverage & 0xFFFFFFFF, value)
+
+    def _sample(self, epoch: int, sample: int) -> Any:
+        seed_generators("sample", self._seed, epoch, sample)
+        try:
+            return self._dataset[sample]
+        except Exception as error:
+            error.add_note(f"samerun: while reading sample {sample} of epoch {epoch}")
+            raise
+
+
+def identity_collate(fetched: Fetched) -> Fetched:
+    """The DataLoader's own collate step; the user's ran inside KeyedFetch, where its randomness is keyed."""
+    return fetched
+
+
+def seed_generators(purpose: str, *key: int) -> None:
+    """Seeds Python's, NumPy's and torch's global CPU generators by BLAKE2b(purpose, key)."""
+    text = f"samerun.sample.v1|{purpose}|{'|'.join(map(str, key))}"
+    digest = hashlib.blake2b(text.encode(), digest_size=32).digest()
+    random.seed(int.from_bytes(digest[:8], "little"))
+    np.random.seed(np.frombuffer(digest[8:24], np.uint32))
+    # not torch.manual_seed: that would also reseed every device's generator, which the model uses
+    torch.default_generator.manual_seed(int.from_bytes(digest[24:], "little", signed=True))
+
+
+@contextmanager
+def generators_put_back() -> Iterator[None]:
+    """The caller's global generators continue afterwards as if nothing had been drawn."""
+    python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+        torch.set_rng_state(cpu)
+
+
+@contextmanager
+def signals_held() -> Iterator[None]:
+    """Holds back the ignored signals while workers start: a fork must not run the parent's handler."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+class WorkerStart:
+    """Runs first in each worker: ends the parent's signal handling there, then the user's own worker_init_fn."""
+
+    def __init__(self, user_init: Callable[[int], None] | None) -> None:
+        self._user_init = user_init
+
+    def __call__(self, worker: int) -> None:
+        signal.set_wakeup_fd(-1)  # inherited by fork: a byte written here would wake the parent's watcher
+        for number in IGNORED_SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, IGNORED_SIGNALS)
+        if self._user_init is not None:
+            self._user_init(worker)

@@ -1,0 +1,96 @@
+"""The same order and cursor as a `batch_sampler` for a DataLoader that people already have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from samerun.data.cursor import Cursor, Positions, make_cursor
+from samerun.data.source import DataWindow, Replica
+from samerun.data.windows import EpochEnd
+from samerun.errors import UsageError
+
+
+def length_and_fingerprint(dataset: Any, fingerprint: str | None = None) -> tuple[int, str]:
+    """How many samples, and a text that changes when the dataset does.
+
+    Without a `fingerprint` argument: the dataset's own `fingerprint` or `_fingerprint` (Hugging Face), else only its
+    class and length, so that two versions of one size look alike: nothing is read to find out.
+    """
+    if isinstance(dataset, int) and not isinstance(dataset, bool):
+        return dataset, fingerprint or ""
+    try:
+        length = len(dataset)
+    except (TypeError, NotImplementedError) as error:
+        raise UsageError(
+            f"{type(dataset).__name__} has no length, so its samples cannot be ordered; give a dataset with len() and "
+            "[i], or use samerun.data.Stream(loader) for an iterable"
+        ) from error
+    for name in ("fingerprint", "_fingerprint"):
+        known = getattr(dataset, name, None)
+        if fingerprint is None and isinstance(known, str):
+            fingerprint = known
+    return length, type(dataset).__qualname__ if fingerprint is None else fingerprint
+
+
+class WindowSampler:
+    """A `batch_sampler` that yields this replica's microbatches, window after window, without end.
+
+    `DataLoader(dataset, batch_sampler=WindowSampler(dataset, global_batch=64, micro_batch=8, seed=7))` can be given to
+    `Run(data=…)`, or used alone: take `microbatches_per_window` batches, update, `commit()`; save `state_dict()`.
+    Guarantee: each sample of a committed window exactly once per epoch, in an order that depends on neither ranks nor
+    workers. It ends at the order: used alone, what the dataset draws at random is not keyed to the sample.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        *,
+        global_batch: int,
+        micro_batch: int,
+        seed: int = 0,
+        epoch_end: str | EpochEnd = EpochEnd.STRADDLE,
+        skip: tuple[tuple[int, int], ...] = (),
+        fingerprint: str | None = None,
+    ) -> None:
+        length, found = length_and_fingerprint(dataset, fingerprint)
+        self.cursor: Cursor = make_cursor(
+            length, global_batch=global_batch, micro_batch=micro_batch, seed=seed, epoch_end=epoch_end, skip=skip,
+            fingerprint=found,
+        )  # fmt: skip
+
+    def __iter__(self) -> Iterator[list[int]]:
+        self.cursor.restart()
+        self.cursor.began = True
+        return ([sample for _, sample in plan.samples] for plan in self.cursor.own_microbatches())
+
+    @property
+    def microbatches_per_window(self) -> int:
+        """How many batches of the loader make this replica's part of one window."""
+        return len(self.cursor.replica.numbers(self.cursor.windowing.num_microbatches))
+
+    @property
+    def samples_per_epoch(self) -> int:
+        return self.cursor.windowing.samples_per_epoch
+
+    @property
+    def positions(self) -> Positions:
+        return self.cursor.positions
+
+    def attach(self, replica: Replica) -> None:
+        """Says which replica this process is, before iteration. Raises UsageError if some replica would get nothing."""
+        self.cursor.attach(replica)
+
+    def commit(self, window: DataWindow | None = None) -> None:
+        """The next undecided window was decided: the saved position moves to its end."""
+        self.cursor.commit(window)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.cursor.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continues from a saved position. Raises UsageError after iteration has begun, or for another dataset."""
+        self.cursor.load_state_dict(state)
+
+    def identity(self) -> dict[str, Any]:
+        return self.cursor.identity()
