@@ -20,7 +20,7 @@ MAX_DOCUMENT_BYTES: Final = 256 * 2**20
 """No JSON document of ours comes near this; a larger one is an attack or an accident."""
 MAX_DEPTH: Final = 64
 
-_STRING: Final = re.compile(rb'"(?:[^"\\\\]|\\\\.)*"')
+_STRING: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"')
 _NOT_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
 
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]

@@ -23,6 +23,8 @@ class Launcher:
     world_size: int | None
     local_rank: int | None
     restart_count: int
+    supervised: bool
+    """Whether torchrun's agent started this process, so that its death leaves this process orphaned."""
 
 
 def run_path_override(environ: Mapping[str, str] | None = None) -> str | None:
@@ -40,6 +42,7 @@ def launcher(environ: Mapping[str, str] | None = None) -> Launcher:
         world_size=_integer(env, "WORLD_SIZE"),
         local_rank=_integer(env, "LOCAL_RANK"),
         restart_count=_integer(env, "TORCHELASTIC_RESTART_COUNT") or 0,
+        supervised="TORCHELASTIC_RUN_ID" in env,
     )
 
 

@@ -42,9 +42,6 @@ class WindowData(Protocol):
     """This rank's part of one window of data."""
 
     @property
-    def index(self) -> int: ...
-
-    @property
     def num_microbatches(self) -> int: ...
 
     @property
@@ -67,12 +64,15 @@ class Window:
         engine: Engine,
         data: WindowData,
         *,
+        index: int,
         flags: Callable[[], Flags],
         decided: Callable[[Outcome, Agreed], None],
         at: Callable[[str], None],
     ) -> None:
         self._engine = engine
         self._data = data
+        self.index = index
+        """The absolute number of this window, from 0 over the whole run."""
         self._flags = flags
         self._decided = decided
         self._at = at
@@ -85,11 +85,6 @@ class Window:
         self._weight, self._loss_sum, self._num_bad = zero, zero, zero
         self._num_samples = 0
         self._coverage = 0
-
-    @property
-    def index(self) -> int:
-        """The absolute number of this window, from 0 over the whole run."""
-        return self._data.index
 
     @property
     def is_decided(self) -> bool:

@@ -1,0 +1,45 @@
+"""The run's journal: one event a line, one file an attempt, each line whole or absent.
+
+A crash can cut the last line; `read_events` drops it. Decisions (start, stop, skip, refuse) are written before they
+take effect.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from samerun.core.clock import Clock, SystemClock
+
+
+class Journal:
+    """Appends events to a file; opened at the first event. `None` as path: events go nowhere (ranks other than 0)."""
+
+    def __init__(self, path: Path | None, *, clock: Clock | None = None) -> None:
+        self._path = path
+        self._clock = clock or SystemClock()
+        self._descriptor: int | None = None
+
+    def write(self, event: str, *, sync: bool = False, **values: Any) -> None:
+        """One line. `sync` puts it on the disk before returning: for what must be known after a crash."""
+        if self._path is None:
+            return
+        if self._descriptor is None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        line = json.dumps({"event": event, "time": round(self._clock.wall_seconds(), 3), **values}, sort_keys=True)
+        os.write(self._descriptor, line.encode() + b"\n")
+        if sync:
+            os.fsync(self._descriptor)
+
+    def close(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+def read_events(path: Path) -> list[dict[str, Any]]:
+    """Every whole line of a journal file."""
+    return [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]

@@ -1,0 +1,216 @@
+"""One attempt: everything that exists between a run's start and its end in this process.
+
+edge:      trace → save if due → stop if agreed → end if the goal is reached
+decided:   cursor, counters, history, learning rate; flags for the coming edge
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from samerun.checkpoint import Store
+from samerun.core.clock import Clock
+from samerun.core.component import Component
+from samerun.core.environ import Launcher
+from samerun.core.events import Journal
+from samerun.core.progress import Progress
+from samerun.data.source import DataWindow
+from samerun.errors import DoNotRestart, Stopped, WindowError
+from samerun.preempt.flag import StopFlag
+from samerun.ranks.group import Group
+from samerun.ranks.topology import Topology
+from samerun.run.announce import say
+from samerun.run.config import RunConfig
+from samerun.run.faults import FaultPoints
+from samerun.run.goal import Goal
+from samerun.run.history import Coverage, Losses
+from samerun.run.start import Started
+from samerun.run.trace import Trace
+from samerun.step.agree import Agreed, Flags
+from samerun.step.engine import Engine
+from samerun.step.outcome import Outcome
+from samerun.step.window import Window
+
+_BEST: Final = "best"
+_FENCE_SECONDS: Final = 5.0
+"""How often rank 0 looks for a newer attempt; before each save the store looks again."""
+
+
+@dataclass(slots=True)
+class Live:
+    """What moves while the attempt runs; components read and write it."""
+
+    progress: Progress = field(default_factory=Progress)
+    losses: Losses = field(default_factory=Losses)
+    coverage: Coverage = field(default_factory=Coverage)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What an attempt works with, built by `run.opening`."""
+
+    config: RunConfig
+    topology: Topology
+    group: Group
+    store: Store
+    engine: Engine
+    components: Sequence[Component]
+    live: Live
+    facts: Mapping[str, Any]
+    launcher: Launcher
+    clock: Clock
+    stop: StopFlag
+    faults: FaultPoints
+
+
+class Attempt:
+    def __init__(self, parts: Parts, started: Started, *, journal: Journal, trace: Trace) -> None:
+        self._parts = parts
+        self.started = started
+        self.journal = journal
+        self.trace = trace
+        self._parent_process = os.getppid()
+        self._saved = parts.live.progress if started.checkpoint is not None else None
+        self._saved_name = started.checkpoint
+        self._saved_at = parts.clock.monotonic_seconds()
+        self._fence_checked = parts.clock.monotonic_seconds()
+        self._newer_attempt = 0
+        self._tags: list[str] = []
+        self._agreed: Agreed | None = None
+
+    @property
+    def progress(self) -> Progress:
+        return self._parts.live.progress
+
+    def edge(self, goal: Goal | None) -> bool:
+        """Everything that happens between two windows. False once the goal is reached. Collective.
+
+        Raises Stopped after an agreed stop, DoNotRestart when a newer attempt owns the run.
+        """
+        parts = self._parts
+        parts.faults.at(f"edge:{self.progress.windows}")
+        self.trace.edge(self.progress, parts.components)
+        agreed = self._agreed
+        if agreed is not None and agreed.num_abandon:
+            self._abandon()
+        reached = goal is None or goal.is_reached(self.progress)
+        stopping = agreed is not None and agreed.num_stop > 0
+        if self._is_save_due() or ((reached or stopping) and self._saved != self.progress) or self._tags:
+            self.save()
+        if reached:
+            return False
+        if stopping:
+            self._stop()
+        return True
+
+    def window(self, data: DataWindow) -> Window:
+        return Window(
+            self._parts.engine,
+            data,
+            index=int(self.progress.windows),
+            flags=self._flags,
+            decided=lambda outcome, agreed: self._decided(data, outcome, agreed),
+            at=self._parts.faults.at,
+        )
+
+    def evaluated(self, name: str, value: float, *, better: str | None) -> None:
+        """Records an evaluation; an improvement is saved and tagged at the coming edge."""
+        improved = self._parts.live.losses.evaluated(name, value, better=better, update=int(self.progress.updates))
+        if improved and _BEST not in self._tags:
+            self._tags.append(_BEST)
+        self.journal.write("evaluated", name=name, value=repr(value), improved=improved)
+
+    def mean_over_ranks(self, value: float) -> float:
+        values = self._parts.group.gather(value)
+        return float(sum(values) / len(values))
+
+    @property
+    def leads(self) -> bool:
+        """Whether this rank speaks for the run."""
+        return self._parts.group.rank == 0
+
+    def close(self) -> None:
+        self.journal.close()
+        self.trace.close()
+
+    def save(self) -> None:
+        """Saves the state of this very moment and returns once it is durable. Collective."""
+        parts = self._parts
+        facts = {**parts.facts, "run_id": self.started.run_id, "parent": self._saved_name}
+        state = {component.name: component.capture() for component in parts.components}
+        entry = parts.store.save(state, self.progress, facts=facts, tags=tuple(self._tags)).result()
+        self.journal.write("saved", checkpoint=entry.name, progress=self.progress.to_json(), tags=self._tags, sync=True)
+        self._saved, self._saved_name = self.progress, entry.name
+        self._saved_at = parts.clock.monotonic_seconds()
+        self._tags = []
+
+    def _decided(self, data: DataWindow, outcome: Outcome, agreed: Agreed) -> None:
+        parts, live = self._parts, self._parts.live
+        if data.coverage is not None and agreed.coverage != data.coverage:
+            raise WindowError(
+                f"window {data.index}: the samples that arrived are not those of positions {data.start} to {data.end}; "
+                f"a dataset, sampler or worker changed the order"
+            )
+        parts.config.source.commit(data)
+        live.progress = live.progress.after(
+            updated=outcome.updated, samples=agreed.num_samples, tokens=round(agreed.weight)
+        )
+        live.losses.after(outcome)
+        live.coverage.after(agreed)
+        if outcome.updated:
+            for scheduler in parts.config.schedulers.values():
+                if not isinstance(scheduler, ReduceLROnPlateau):
+                    scheduler.step()
+        else:
+            self.journal.write("skipped", window=data.index, reason=outcome.reason.value, scale=outcome.scale)
+        self._agreed = agreed
+
+    def _flags(self) -> Flags:
+        return Flags(
+            stop=self._parts.stop.is_set,
+            abandon=self._is_orphaned() or self._is_superseded(),
+            save_due=self._parts.group.rank == 0 and self._has_save_time_come(),
+        )
+
+    def _is_save_due(self) -> bool:
+        if self._saved is None:
+            return True
+        agreed = self._agreed is not None and self._agreed.num_save_due > 0 and self._saved != self.progress
+        return agreed or self._parts.config.save_interval.has_crossed(self._saved, self.progress)
+
+    def _has_save_time_come(self) -> bool:
+        seconds = self._parts.config.save_interval.seconds
+        return seconds is not None and self._parts.clock.monotonic_seconds() - self._saved_at >= seconds
+
+    def _is_orphaned(self) -> bool:
+        return self._parts.launcher.supervised and os.getppid() != self._parent_process
+
+    def _is_superseded(self) -> bool:
+        now = self._parts.clock.monotonic_seconds()
+        if self._parts.group.rank == 0 and now - self._fence_checked >= _FENCE_SECONDS:
+            self._fence_checked = now
+            self._newer_attempt = self._parts.store.newest_attempt()
+        return self._newer_attempt > self.started.attempt
+
+    def _abandon(self) -> None:
+        saved = f"the newest checkpoint is {self._saved_name}" if self._saved_name else "nothing was saved"
+        self.journal.write("abandoned", progress=self.progress.to_json(), sync=True)
+        if self._newer_attempt > self.started.attempt:
+            raise DoNotRestart(
+                f"attempt {self._newer_attempt} has taken over this run; attempt {self.started.attempt} stops without "
+                f"saving ({saved})"
+            )
+        raise Stopped(f"the launcher of this attempt died; stopped without saving ({saved})")
+
+    def _stop(self) -> None:
+        reason = self._parts.stop.signal_name or "a signal on another rank"
+        self.journal.write("stopped", reason=reason, progress=self.progress.to_json(), sync=True)
+        message = f"stopped by {reason} at update {self.progress.updates}, saved as {self._saved_name}; start me again"
+        if self._parts.group.rank == 0:
+            say(message)
+        raise Stopped(message)

@@ -1,0 +1,69 @@
+"""What a run remembers about itself beside its counters: the loss, evaluations, which samples were seen.
+
+Plain records behind the components `loss` and `samples`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from samerun.errors import UsageError
+from samerun.step.agree import Agreed
+from samerun.step.outcome import Outcome
+
+
+@dataclass(slots=True)
+class Losses:
+    """The objective of the last window, and every evaluation's last and best value with the update it was seen at."""
+
+    last: float | None = None
+    evaluations: dict[str, dict[str, float]] = field(default_factory=dict)
+
+    def after(self, outcome: Outcome) -> None:
+        self.last = outcome.loss
+
+    def evaluated(self, name: str, value: float, *, better: str | None, update: int) -> bool:
+        """Whether `value` is the best so far; never for NaN, nor where nothing is said to be better."""
+        if better not in (None, "min", "max"):
+            raise UsageError(f"evaluate({name!r}, better={better!r}): write better='min', better='max' or leave it out")
+        record = self.evaluations.setdefault(name, {})
+        record["last"] = value
+        if better is None or value != value:
+            return False
+        best = record.get("best")
+        if best is None or (value < best if better == "min" else value > best):
+            record["best"] = value
+            record["best_update"] = update
+            return True
+        return False
+
+    def read(self) -> dict[str, Any]:
+        return {"last": self.last, "evaluations": {name: dict(record) for name, record in self.evaluations.items()}}
+
+    def write(self, saved: Mapping[str, Any]) -> None:
+        self.last = saved["last"]
+        self.evaluations = {name: dict(record) for name, record in saved["evaluations"].items()}
+
+
+@dataclass(slots=True)
+class Coverage:
+    """Which samples the decided windows consumed: an order-independent sum over (epoch, id), mod 2^64, and a count.
+
+    Exactly-once is this digest being what the order function predicts; a repeat or a gap changes it.
+    """
+
+    digest: int = 0
+    num_samples: int = 0
+
+    def after(self, agreed: Agreed) -> None:
+        self.digest = (self.digest + agreed.coverage) % 2**64
+        self.num_samples += agreed.num_samples
+
+    def read(self) -> dict[str, Any]:
+        return {"digest": f"{self.digest:016x}", "num_samples": self.num_samples}
+
+    def write(self, saved: Mapping[str, Any]) -> None:
+        self.digest = int(saved["digest"], 16)
+        self.num_samples = int(saved["num_samples"])

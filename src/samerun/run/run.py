@@ -1,0 +1,188 @@
+"""`Run`: one training, however many processes and days it takes.
+
+with run:                                start: fresh, resumed, fallen back or refused
+    for window in run.windows(until=N):  each turn is an edge: save if due, stop if agreed, then a window
+        for batch in window: ...
+        window.step()
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from samerun.core import environ
+from samerun.core.progress import Progress
+from samerun.data.source import as_source
+from samerun.errors import UsageError, WindowError
+from samerun.preempt.flag import StopFlag
+from samerun.run.announce import say
+from samerun.run.attempt import Attempt
+from samerun.run.config import RunConfig, as_mapping
+from samerun.run.goal import Goal, SaveInterval
+from samerun.run.opening import open_attempt
+from samerun.state.extra import Stateful
+from samerun.state.rng import preserved_rng
+from samerun.state.schedule import SchedulerLike
+from samerun.step.precision import Precision
+from samerun.step.sync import Accumulate
+from samerun.step.window import Window
+
+
+class Run:
+    """A training run that lives at `path` and comes back as the same run.
+
+    Guarantee: after any interruption, the next sample, learning rate, random draw and update are those of the
+    uninterrupted run; bitwise on the same number of ranks, software and numeric settings with deterministic kernels,
+    else within float tolerance, and the start line says which and why. It ends where state hides from Run: objects not
+    given to it (`extra=`), generators other than Python's, NumPy's and torch's global ones, and anything outside the
+    process. `path` must be on storage that every rank sees.
+
+    Raises Refused (exit 4) when the path holds another run, UsageError for options that cannot work.
+    """
+
+    def __init__(  # the options of a whole training; each is a word of its own and has a default where one is safe
+        self,
+        path: str | Path,
+        *,
+        model: nn.Module,
+        optimizer: Optimizer,
+        data: Any,
+        scheduler: SchedulerLike | None = None,
+        extra: Mapping[str, Stateful] | None = None,
+        identity: Mapping[str, Any] | None = None,
+        mesh: DeviceMesh | None = None,
+        precision: str | Precision = Precision.FP32,
+        accumulate: str | Accumulate = Accumulate.SHARDED,
+        max_norm: float | None = None,
+        save_every: str = "10 min",
+        keep_last: int = 5,
+        waive: Sequence[str] = (),
+    ) -> None:
+        self._config = RunConfig(
+            path=environ.run_path_override() or str(path),
+            models=as_mapping(model),
+            optimizers=as_mapping(optimizer),
+            schedulers=as_mapping(scheduler) if scheduler is not None else {},
+            source=as_source(data),
+            extra=dict(extra or {}),
+            identity=dict(identity or {}),
+            mesh=mesh,
+            precision=Precision.parse(precision),
+            accumulate=Accumulate.parse(accumulate),
+            max_norm=max_norm,
+            save_interval=SaveInterval.parse(save_every),
+            keep_last=keep_last,
+            waive=tuple(waive),
+        )
+        self._stop = StopFlag()
+        self._attempt: Attempt | None = None
+        self._at_edge = True
+
+    @property
+    def path(self) -> str:
+        return self._config.path
+
+    @property
+    def progress(self) -> Progress:
+        """Counters of everything decided so far: windows, skipped, updates, samples, tokens."""
+        return self._opened().progress
+
+    def __enter__(self) -> Self:
+        self._stop.install()
+        try:
+            self._attempt = open_attempt(self._config, self._stop)
+        except BaseException:
+            self._stop.remove()
+            self._config.source.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        attempt = self._opened()
+        try:
+            if error is None and self._at_edge:
+                attempt.edge(None)
+            elif error is not None:
+                attempt.journal.write("left", error=repr(error), progress=attempt.progress.to_json())
+        finally:
+            attempt.close()
+            self._config.source.close()
+            self._stop.remove()
+            self._attempt = None
+
+    def windows(self, until: int | str) -> Iterator[Window]:
+        """The windows of the run up to `until`: 2000 (updates), "1e9 tokens", "3 epochs". Each turn is an edge.
+
+        What the loop body does after `step()` is inside the state that the next turn saves. Raises WindowError when a
+        window was neither stepped nor finished, Stopped (exit 75) after an agreed stop, once the state is saved.
+        """
+        attempt = self._opened()
+        goal = Goal.parse(until, samples_per_epoch=self._config.source.samples_per_epoch)
+        if goal.is_reached(attempt.progress):
+            self._say(f"already at {goal.describe(attempt.progress)}: raise until, or use a new path; nothing to do")
+        with preserved_rng():
+            source = iter(self._config.source.windows())
+        while attempt.edge(goal):
+            window = attempt.window(next(source))
+            self._at_edge = False
+            yield window
+            if not window.is_decided:
+                raise WindowError(
+                    f"window {window.index} was taken but never stepped; call window.step() once per window"
+                )
+            self._at_edge = True
+
+    def evaluate(self, name: str, measure: Callable[[], float | torch.Tensor], *, better: str | None = None) -> float:
+        """Runs `measure` in eval mode without gradients, puts every random stream back; returns its mean over ranks.
+
+        The value is recorded under `name`; with `better="min"` or `"max"` an improvement is saved at the coming edge
+        and tagged `best`. A ReduceLROnPlateau scheduler is stepped with the value. Collective.
+        """
+        attempt = self._opened()
+        with preserved_rng(), torch.no_grad(), _in_eval_mode(self._config.models.values()):
+            mine = float(measure())
+        value = attempt.mean_over_ranks(mine)
+        for scheduler in self._config.schedulers.values():
+            if isinstance(scheduler, ReduceLROnPlateau):
+                scheduler.step(value)
+        attempt.evaluated(name, value, better=better)
+        return value
+
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+        """The run's precision for code outside a window's batches, such as an evaluation."""
+        device = next(next(iter(self._config.models.values())).parameters()).device
+        return self._config.precision.autocast(device)
+
+    def _opened(self) -> Attempt:
+        if self._attempt is None:
+            raise UsageError("the run is not open; write `with run:` around the loop")
+        return self._attempt
+
+    def _say(self, line: str) -> None:
+        if self._opened().leads:
+            say(line)
+
+
+@contextlib.contextmanager
+def _in_eval_mode(models: Any) -> Iterator[None]:
+    modules = [module for model in models for module in model.modules()]
+    before = [module.training for module in modules]
+    try:
+        for module in modules:
+            module.training = False
+        yield
+    finally:
+        for module, training in zip(modules, before, strict=True):
+            module.training = training

@@ -1,0 +1,218 @@
+"""How a run starts: fresh, resumed, fallen back, or refused. Every rank decides alike and says why.
+
+identity equal on all ranks            else refuse, with the differences
+no run here                            write run.json, start fresh
+another run here                       refuse, exit 4, nothing touched
+otherwise take an attempt number, then newest checkpoint first:
+    all ranks open and restore it      bad bytes on any rank → all take the next one, and say why
+bytes that are sound but do not fit    refuse: an older checkpoint would not fit either
+nothing restorable                     fresh if nothing was ever committed, else refuse
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from samerun.checkpoint import Checkpoint, Entry, Store
+from samerun.core.canonical import canonical_bytes, sha256_hex
+from samerun.core.component import Component
+from samerun.core.progress import Progress
+from samerun.errors import CheckpointError, MismatchError, Refused, StorageError
+from samerun.ranks.group import Group
+from samerun.run.identity import differences
+from samerun.state.optimizer import OptimizerMemory
+from samerun.state.rng import Rng
+
+
+class StartKind(Enum):
+    FRESH = "fresh"
+    RESUMED = "resumed"
+    FALLEN_BACK = "fallen back"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Passed:
+    """A checkpoint that was not taken, and why."""
+
+    name: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    kind: StartKind
+    run_id: str
+    attempt: int
+    progress: Progress
+    checkpoint: str | None = None
+    """Name of the checkpoint that was restored."""
+    passed: tuple[Passed, ...] = ()
+    restored: tuple[str, ...] = ()
+    waived: tuple[str, ...] = ()
+    saved_facts: Mapping[str, Any] = field(default_factory=dict)
+    saved_digests: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    saved_world_size: int | None = None
+
+
+def start(
+    store: Store,
+    group: Group,
+    *,
+    identity: Mapping[str, Any],
+    components: Sequence[Component],
+    waive: Sequence[str],
+    facts: Mapping[str, Any],
+) -> Started:
+    """Collective. Raises Refused with the reason; until then nothing on disk was changed."""
+    _require_same_identity(group, identity)
+    found = _same_on_all(group, store.read_run if group.rank == 0 else None)
+    if found is None:
+        run_id = str(group.broadcast(uuid.uuid4().hex))
+        store.write_run({"id": run_id, "identity": dict(identity)})
+        attempt = store.open_attempt(dict(facts))
+        return Started(kind=StartKind.FRESH, run_id=run_id, attempt=attempt, progress=Progress())
+    _require_same_run(store, found, identity)
+    attempt = store.open_attempt(dict(facts))
+    return _resume(store, group, str(found["id"]), attempt, components, waive)
+
+
+def _resume(
+    store: Store, group: Group, run_id: str, attempt: int, components: Sequence[Component], waive: Sequence[str]
+) -> Started:
+    catalog = store.catalog()
+    names = group.broadcast([entry.name for entry in catalog.entries])
+    by_name = {entry.name: entry for entry in catalog.entries}
+    passed = [Passed(name=rejected.name, reason=rejected.reason) for rejected in catalog.rejected if rejected.committed]
+    for name in names:
+        checkpoint, problem = _try_restore(store, by_name.get(name), components, waive, run_id, group)
+        outcomes = group.gather(problem)
+        problems = [outcome for outcome in outcomes if outcome is not None]
+        if not problems:
+            assert checkpoint is not None
+            return Started(
+                kind=StartKind.FALLEN_BACK if passed else StartKind.RESUMED,
+                run_id=run_id,
+                attempt=attempt,
+                progress=checkpoint.progress,
+                checkpoint=name,
+                passed=tuple(passed),
+                restored=tuple(c.name for c in components if c.name not in waive),
+                waived=tuple(waive),
+                saved_facts=checkpoint.facts,
+                saved_digests=checkpoint.digests,
+                saved_world_size=checkpoint.world_size,
+            )
+        rank, (kind, reason) = next((rank, o) for rank, o in enumerate(outcomes) if o is not None)
+        if kind == "mismatch":
+            raise Refused(
+                f"{store.path}: checkpoint {name} is sound but does not fit this program (rank {rank}): {reason}"
+            )
+        passed.append(Passed(name=name, reason=f"rank {rank}: {reason}"))
+    if passed:
+        reasons = "\n  ".join(map(str, passed))
+        raise Refused(
+            f"{store.path}: checkpoints were committed here, but none can be loaded:\n  {reasons}\n"
+            f"restore one of them from a copy, or start a new run at another path"
+        )
+    return Started(kind=StartKind.FRESH, run_id=run_id, attempt=attempt, progress=Progress())
+
+
+def _try_restore(
+    store: Store,
+    entry: Entry | None,
+    components: Sequence[Component],
+    waive: Sequence[str],
+    run_id: str,
+    group: Group,
+) -> tuple[Checkpoint | None, tuple[str, str] | None]:
+    """The restored checkpoint, or (kind, reason) of what prevented it on this rank."""
+    if entry is None:
+        return None, ("damage", "this rank does not see it; is the path on storage that all ranks share?")
+    try:
+        checkpoint = store.open(entry)
+        _restore_all(checkpoint, components, waive, run_id=run_id, rank=group.rank, world_size=group.size)
+    except MismatchError as error:
+        return None, ("mismatch", str(error))
+    except (CheckpointError, StorageError) as error:
+        return None, ("damage", str(error))
+    return checkpoint, None
+
+
+def _restore_all(
+    checkpoint: Checkpoint,
+    components: Sequence[Component],
+    waive: Sequence[str],
+    *,
+    run_id: str,
+    rank: int,
+    world_size: int,
+) -> None:
+    saved, live = set(checkpoint.components), {component.name for component in components}
+    if missing := sorted(live - saved - set(waive)):
+        raise MismatchError(f"the checkpoint holds no {', '.join(missing)}; waive={tuple(missing)!r} starts them fresh")
+    if extra := sorted(saved - live - set(waive)):
+        raise MismatchError(
+            f"the checkpoint holds {', '.join(extra)}, which the program has not; pass extra= again, or drop them with "
+            f"waive={tuple(extra)!r}"
+        )
+    for component in components:
+        if component.name in waive:
+            _start_fresh(checkpoint, component)
+        elif isinstance(component, Rng) and checkpoint.world_size != world_size:
+            component.derive(run_id=run_id, windows=int(checkpoint.progress.windows), rank=rank)
+        else:
+            component.restore(checkpoint.source(component.name))
+    leftover = [key for key in checkpoint.unconsumed() if key.split("/", 1)[0] not in waive]
+    if leftover:
+        raise MismatchError(
+            f"{len(leftover)} entries of the checkpoint were restored nowhere: {', '.join(leftover[:4])}"
+        )
+
+
+def _start_fresh(checkpoint: Checkpoint, component: Component) -> None:
+    if isinstance(component, OptimizerMemory) and component.name in checkpoint.components:
+        component.forget(checkpoint.source(component.name))
+
+
+def _require_same_identity(group: Group, identity: Mapping[str, Any]) -> None:
+    digests = group.gather(sha256_hex(canonical_bytes(dict(identity))))
+    odd = [rank for rank, digest in enumerate(digests) if digest != digests[0]]
+    if odd:
+        raise Refused(
+            f"ranks {odd} were started with another model, data, optimizer or identity than rank 0; a run is one "
+            f"program on all ranks"
+        )
+
+
+def _require_same_run(store: Store, found: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
+    unlike = differences(found.get("identity"), dict(identity))
+    if unlike:
+        listed = "\n  ".join(map(str, unlike[:12])) + (f"\n  and {len(unlike) - 12} more" if len(unlike) > 12 else "")
+        raise Refused(
+            f"{store.path} holds another run; nothing was touched. Different:\n  {listed}\n"
+            f"ways on: undo the change to continue that run, or give this one a new path (samerun.warm_start takes the "
+            f"weights along)"
+        )
+
+
+def _same_on_all(group: Group, read: Any) -> dict[str, Any] | None:
+    """Rank 0 reads; everybody learns what it found or why it could not."""
+    value: Any = None
+    problem: str | None = None
+    if read is not None:
+        try:
+            value = read()
+        except (CheckpointError, StorageError) as error:
+            problem = str(error)
+    value, problem = group.broadcast([value, problem])
+    if problem is not None:
+        raise Refused(f"this path cannot be used for a run: {problem}")
+    assert value is None or isinstance(value, dict)
+    return value
