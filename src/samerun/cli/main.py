@@ -7,21 +7,29 @@ a plan.
 from __future__ import annotations
 
 import importlib
+import os
 import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Final
 
-from samerun.errors import SamerunError, Stop
+from samerun.errors import ExitCode, SamerunError, Stop
 
 if TYPE_CHECKING:
     import typer
 
 COMMANDS: Final[dict[str, tuple[str, str]]] = {
+    "demo": ("samerun.cli.demo", "A real training, killed five ways, resumed each time, compared with its twin."),
+    "launch": ("samerun.cli.launch", "Run a script on several ranks, with exit codes that mean something."),
     "plan": (
         "samerun.cli.plan",
         "Arithmetic before launch: memory, interval, goodput, batch, preempt, cost, …",
     ),
 }
-"""Command → (module, one line of help). The module holds `app`, a typer application with one or several commands."""
+"""Command → (module, one line of help).
+
+The module holds `app`, a typer application for a command with parts (`plan memory`), or `register(app, name, summary)`,
+which adds a command without parts.
+"""
 
 WITHOUT_TYPER: Final = frozenset({"plan"})
 """Commands whose module has `main(arguments)` for a quick start, beside `app`."""
@@ -55,10 +63,17 @@ def build_app(wanted: str | None) -> typer.Typer:
 
     for name, (module, summary) in COMMANDS.items():
         if name == wanted:
-            app.add_typer(importlib.import_module(module).app, name=name, help=summary)
+            _add(app, importlib.import_module(module), name, summary)
         else:
             app.command(name, help=summary)(_not_loaded)
     return app
+
+
+def _add(app: typer.Typer, module: ModuleType, name: str, summary: str) -> None:
+    if hasattr(module, "register"):
+        module.register(app, name, summary)
+    else:
+        app.add_typer(module.app, name=name, help=summary)
 
 
 def _not_loaded() -> None:
@@ -73,6 +88,9 @@ def main() -> None:
             importlib.import_module(COMMANDS[wanted][0]).main(sys.argv[2:])
         else:
             build_app(wanted)()
+    except BrokenPipeError:  # `samerun … | head`: the reader has what it wanted; a traceback would be noise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(int(ExitCode.FAILED))
     except KeyboardInterrupt:
         sys.stderr.write("samerun: stopped by Ctrl-C\n")
         sys.exit(_INTERRUPTED)
