@@ -77,7 +77,7 @@ def preempt(arguments: Sequence[str]) -> ExitCode:
     known = ", ".join(f"{name} {seconds:g} s" for name, seconds in deadline.KNOWN_LINKS.items())
     parser = Parser(
         name="preempt",
-        summary="Whether the path from a warning to a durable checkpoint fits before the kill; names the limiting link.",
+        summary="Whether the path from a warning to a durable checkpoint fits before the kill; the limiting link.",
         examples=(
             "--chain aws-spot --chain kubernetes=120s --chain torchrun --window 12s --save 20s --margin 5s",
             "--chain kubernetes=90s --window 10s --save 90s",

@@ -6,9 +6,9 @@ First order, for failures of mean time M:
     ETTR                  [1 − loss/M − loss_noticed/M_p] / (1 + c/P₁)    effective training time ratio, without queue
     goodput               ETTR with the queue of each interruption in the wall clock
 
-where the near tier (local disk, a neighbour's memory) survives a share of the failures, and a noticed preemption that is
-saved in time (probability q) loses only the restart: loss_noticed = R + (1 − q)(D + P/2). One tier is share_near = 0, and
-then the form is Meta's (arXiv 2410.21680): (1 − N·r·(u₀ + Δt/2)) / (1 + w/Δt).
+where the near tier (local disk, a neighbour's memory) survives a share of the failures, and a noticed preemption
+that is saved in time (probability q) loses only the restart: loss_noticed = R + (1 − q)(D + P/2). One tier is
+share_near = 0, and then the form is Meta's (arXiv 2410.21680): (1 − N·r·(u₀ + Δt/2)) / (1 + w/Δt).
 
 Quoted only below loss/M = 0.25; the simulation goes further, and does not know noticed preemptions.
 """

@@ -1,9 +1,9 @@
 """A run lived through failure by failure, to check the formulas and to go where they end.
 
-Gaps between failures are exponential, or Weibull of the same mean. After a failure the run restarts (a failure may hit
-the restart), works, saves, and keeps what was durable when the next failure came. With two tiers a share of the failures
-leaves the near tier readable. Every second is put under exactly one heading, each computed from its own count, and the
-headings must add up to the wall clock: `Simulated.imbalance` is their relative difference.
+Gaps between failures are exponential, or Weibull of the same mean. After a failure the run restarts (a failure may
+hit the restart), works, saves, and keeps what was durable when the next failure came. With two tiers a share of the
+failures leaves the near tier readable. Every second is put under exactly one heading, each computed from its own
+count, and the headings must add up to the wall clock: `Simulated.imbalance` is their relative difference.
 """
 
 from __future__ import annotations
