@@ -18,7 +18,7 @@ from samerun.data.windows import EpochEnd, WindowPlan
 from samerun.errors import UsageError
 
 if TYPE_CHECKING:
-    from samerun.data.feed import Feed
+    from samerun.data.fetch.feed import Feed
 
 
 class LoaderOptions(TypedDict, total=False):
@@ -139,7 +139,7 @@ class Data(SourceBase):
         )
 
     def _deliver(self, plan: WindowPlan, number: int) -> MicroBatch:
-        from samerun.data.feed import Feed, moved
+        from samerun.data.fetch.feed import Feed, moved
 
         if self._feed is None:
             self._feed = Feed(self._dataset, self._cursor, self._options)

@@ -82,7 +82,7 @@ def test_windows_hold_the_planned_samples(num_workers: int) -> None:
 
 def test_coverage_is_of_the_batch_that_arrived() -> None:
     """A broken feed that delivers another sample than planned shows in the coverage."""
-    from samerun.data import keyed
+    from samerun.data.fetch import keyed
 
     class Swapped(keyed.KeyedFetch):
         def __getitems__(self, plan):  # type: ignore[no-untyped-def]
@@ -92,7 +92,7 @@ def test_coverage_is_of_the_batch_that_arrived() -> None:
             return super().__getitems__(replace(plan, samples=((epoch, (sample + 1) % 13), *rest)))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("samerun.data.feed.KeyedFetch", Swapped)
+        patch.setattr("samerun.data.fetch.feed.KeyedFetch", Swapped)
         with Data(Counted(13), global_batch=6, micro_batch=3) as data:
             window = next(data.windows())
             assert sum(b.coverage for b in window) % 2**64 != window.coverage

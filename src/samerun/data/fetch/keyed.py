@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
+from torch.utils.data import get_worker_info
 
 from samerun.data.coverage import coverage_of
 from samerun.data.windows import MicroBatchPlan
@@ -36,7 +37,10 @@ class Fetched(NamedTuple):
 
 
 class KeyedFetch:
-    """The dataset that the DataLoader sees: its index is a whole microbatch, its item the collated result."""
+    """The dataset that the DataLoader sees: its index is a whole microbatch, its item the collated result.
+
+    A dataset with `sample_of(epoch, sample)` is asked that way; any other by `dataset[sample]`.
+    """
 
     def __init__(self, dataset: Any, *, collate: Callable[[list[Any]], Any], seed: int) -> None:
         self._dataset = dataset
@@ -54,8 +58,9 @@ class KeyedFetch:
 
     def _sample(self, epoch: int, sample: int) -> Any:
         seed_generators("sample", self._seed, epoch, sample)
+        sample_of = getattr(self._dataset, "sample_of", None)
         try:
-            return self._dataset[sample]
+            return self._dataset[sample] if sample_of is None else sample_of(epoch, sample)
         except Exception as error:
             error.add_note(f"samerun: while reading sample {sample} of epoch {epoch}")
             raise
@@ -78,7 +83,13 @@ def seed_generators(purpose: str, *key: int) -> None:
 
 @contextmanager
 def generators_put_back() -> Iterator[None]:
-    """The caller's global generators continue afterwards as if nothing had been drawn."""
+    """The caller's global generators continue afterwards as if nothing had been drawn.
+
+    In a worker process nothing else draws from them, so nothing is saved there.
+    """
+    if get_worker_info() is not None:
+        yield
+        return
     python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
     try:
         yield

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader, default_collate
 
 from samerun.data.cursor import Cursor
-from samerun.data.keyed import Fetched, KeyedFetch, WorkerStart, identity_collate, signals_held
+from samerun.data.fetch.keyed import Fetched, KeyedFetch, WorkerStart, identity_collate, signals_held
 from samerun.data.windows import MicroBatchPlan
 from samerun.errors import UsageError
 
