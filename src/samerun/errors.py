@@ -10,7 +10,8 @@
     │   ├── NotFoundError               (FileNotFoundError)
     │   └── AlreadyExistsError          (FileExistsError) put-if-absent lost
     ├── WindowError                 2   the window's contract was broken: second step, missing backward, early exit
-    └── PeerError                   1   another rank failed or vanished
+    ├── PeerError                   1   another rank failed or vanished
+    └── FencedError                 4   a newer attempt of this run exists; this one may write nothing more
 
     Stop                                how a run ends a process on purpose (SystemExit in scripts,
     ├── Stopped                    75   a plain exception in notebooks): stopped and saved, start me again
@@ -79,6 +80,10 @@ class WindowError(SamerunError):
 
 class PeerError(SamerunError):
     pass
+
+
+class FencedError(SamerunError):
+    exit_code = ExitCode.REFUSED
 
 
 def _in_notebook() -> bool:

@@ -1,0 +1,154 @@
+"""Opening a checkpoint: manifest, this rank's index, then tensors by slices, each byte verified before it is used.
+
+The chain: the manifest proves itself and is the one the catalog saw → it holds the SHA-256 of every index → an index
+holds the digests of its shard's blocks → a block is verified before a byte of it is copied. Coverage is proven from
+the layout before anything is read, so a target element is filled exactly once or the read is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Any
+
+from samerun.checkpoint.catalog import check_sizes, num_elements, read_manifest
+from samerun.core.progress import Progress
+from samerun.errors import DamagedError, MismatchError
+from samerun.format import names, schema
+from samerun.format.blocks import BlockReader, ReadAccount
+from samerun.format.codec import decode_plain
+from samerun.format.dtypes import ITEM_BYTES
+from samerun.format.schema import Index, RankTensor
+from samerun.format.sealed import decode_document, typed
+
+if TYPE_CHECKING:
+    from samerun.checkpoint.catalog import Entry
+    from samerun.checkpoint.load.source import CheckpointSource
+    from samerun.core.component import Plain
+    from samerun.format.schema import Manifest
+    from samerun.storage.api import Storage
+
+
+class Checkpoint:
+    """One checkpoint, opened by one rank. Close it (or use it as a context) when everything is read.
+
+    Nothing here is collective: ranks open and read by themselves and compare outcomes afterwards.
+    """
+
+    def __init__(self, storage: Storage, entry: Entry, *, rank: int, size: int) -> None:
+        manifest, sha256 = read_manifest(storage, entry.name)
+        if sha256 != entry.manifest_sha256:
+            raise DamagedError(f"{entry.name}: the manifest changed since it was listed")
+        check_sizes(storage, manifest)
+        self._storage = storage
+        self._rank = rank
+        self._files = {file.name: file for file in manifest.files}
+        self._indexes: dict[int, Index] = {}
+        self._readers: dict[int, BlockReader] = {}
+        self._sources: dict[str, CheckpointSource] = {}
+        self.manifest: Manifest = manifest
+        self.entry = entry
+        self.same_size = size == manifest.num_ranks
+        self.reads = ReadAccount()
+        self.index(self.own_rank)
+
+    @property
+    def own_rank(self) -> int:
+        """The rank whose index speaks for this process: its own, or 0 when the world has another size."""
+        return self._rank if self.same_size else 0
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return self.manifest.facts
+
+    @property
+    def progress(self) -> Progress:
+        return self.entry.progress
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks wrote it."""
+        return self.manifest.num_ranks
+
+    @property
+    def components(self) -> tuple[str, ...]:
+        return tuple(self.manifest.components)
+
+    @property
+    def digests(self) -> dict[str, dict[str, str]]:
+        """Component → key → fingerprint, as this rank held it when it was saved (rank 0, in another world size)."""
+        return {name: dict(found) for name, found in self.index(self.own_rank).digests.items()}
+
+    def source(self, component: str) -> CheckpointSource:
+        """One component to be read; always the same object, so that what was read is known at the end."""
+        from samerun.checkpoint.load.source import CheckpointSource  # tensors are touched from here on: torch is loaded
+
+        if component not in self.manifest.components:
+            raise MismatchError(
+                f"{self.entry.name}: holds no component {component!r}, only {', '.join(self.components)}; it was saved "
+                f"by another set-up. Waive the component by name, or resume with the one that saved it"
+            )
+        if component not in self._sources:
+            self._sources[component] = CheckpointSource(self, component)
+        return self._sources[component]
+
+    def unconsumed(self) -> list[str]:
+        """`component` (its plain state) and `component/key` that this rank could have read and did not."""
+        left: list[str] = []
+        for component in self.components:
+            left += self.source(component).unconsumed()
+        return left
+
+    def index(self, rank: int) -> Index:
+        """The verified index of one saved rank."""
+        if rank not in self._indexes:
+            self._indexes[rank] = self._read_index(rank)
+        return self._indexes[rank]
+
+    def plain(self, component: str, rank: int) -> Plain:
+        where = f"{self.entry.name}/{names.index_file(rank)}: {component}"
+        return decode_plain(self.index(rank).plain.get(component), where)
+
+    def blocks(self, rank: int) -> BlockReader:
+        """The verifying reader of one saved rank's shard, opened once."""
+        if rank not in self._readers:
+            file = self.index(rank).file
+            where = f"{names.checkpoint_prefix(self.entry.name)}/{names.data_file(rank)}"
+            entry = self._files.get(names.data_file(rank))
+            if file is None or entry is None or (file.name, file.num_bytes) != (entry.name, entry.num_bytes):
+                raise DamagedError(f"{where}: the index and the manifest do not describe the same file")
+            self._readers[rank] = BlockReader(self._storage.reader(where), file, where=where, account=self.reads)
+        return self._readers[rank]
+
+    def close(self) -> None:
+        for reader in self._readers.values():
+            reader.close()
+        self._readers.clear()
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _read_index(self, rank: int) -> Index:
+        file = self._files[names.index_file(rank)]
+        key = f"{names.checkpoint_prefix(self.entry.name)}/{file.name}"
+        data = self._storage.get(key, max_bytes=schema.MAX_DOCUMENT_BYTES).data
+        found = hashlib.sha256(data).hexdigest()
+        if found != file.sha256:
+            raise DamagedError(f"{key}: SHA-256 is {found}, the manifest says {file.sha256}; the file is damaged")
+        index = typed(decode_document(data, schema=schema.INDEX_SCHEMA, where=key), Index, where=key)
+        if index.rank != rank or index.checkpoint != self.entry.name:
+            raise DamagedError(f"{key}: is the index of rank {index.rank} of {index.checkpoint}")
+        for component, tensors in index.rank_tensors.items():
+            for name, tensor in tensors.items():
+                _check_rank_tensor(tensor, index, f"{key}: {component}/{name}")
+        return index
+
+
+def _check_rank_tensor(tensor: RankTensor, index: Index, path: str) -> None:
+    if tensor.dtype not in ITEM_BYTES:
+        raise DamagedError(f"{path}: unknown dtype {tensor.dtype[:40]!r}")
+    end = tensor.start + num_elements(tensor.shape) * ITEM_BYTES[tensor.dtype]
+    if index.file is None or end > index.file.num_bytes:
+        raise DamagedError(f"{path}: its bytes end at {end}, beyond the file")

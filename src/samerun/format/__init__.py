@@ -1,0 +1,1 @@
+"""The on-disk format `ckpt.v1`: names, schema, typed plain values, layouts, digests. No torch."""
