@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from samerun.data.coverage import MASK, add_coverage
+from samerun.data.elastic import CHANGEABLE, Decision, Policy, Share, accepted, decide, parse_policy
 from samerun.data.order import MAX_SAMPLES, ORDER_VERSION, Order
-from samerun.data.source import DataWindow, Replica
+from samerun.data.source import DataWindow, Guarantee, Replica
 from samerun.data.windows import EpochEnd, MicroBatchPlan, SkipRanges, Windowing, WindowPlan, parse_skip
 from samerun.errors import UsageError
 
@@ -37,15 +38,18 @@ class Positions:
 class Cursor:
     """One source's windows and how far they are decided. Shared by a sampler and the source that serves it."""
 
-    def __init__(self, windowing: Windowing, *, fingerprint: str) -> None:
+    def __init__(self, windowing: Windowing, *, fingerprint: str, on_change: Policy = Policy.EXACT) -> None:
         self.windowing = windowing
         self.fingerprint = fingerprint
+        self.on_change = on_change
+        self.decision: Decision | None = None
         self.replica = Replica()
         self.began = False
         self._position = 0
         self._windows = 0
         self._samples = 0
         self._coverage = 0
+        self._changes: tuple[tuple[int, int, int], ...] = ()
         self._produced = 0
         self._delivered = 0
         self._plans: dict[int, WindowPlan] = {}
@@ -126,6 +130,11 @@ class Cursor:
         self.windowing = replace(self.windowing, skip=self.windowing.skip.merged(added))
         self._plans.clear()
 
+    @property
+    def changeable(self) -> frozenset[str]:
+        """Names in `identity()` whose change `load_state_dict` itself decides on, because the user allowed it."""
+        return CHANGEABLE if self.on_change is Policy.REBATCH else frozenset()
+
     def identity(self) -> dict[str, Any]:
         windowing = self.windowing
         return {
@@ -147,6 +156,7 @@ class Cursor:
             "samples": self._samples,
             "coverage": f"{self._coverage:016x}",
             "skip": [list(pair) for pair in self.windowing.skip.ranges],
+            "changes": [list(change) for change in self._changes],
             **self.identity(),
         }
 
@@ -157,10 +167,24 @@ class Cursor:
                 "Call load_state_dict() before windows() or iter(), or close() the source first"
             )
         loaded = _read_state(state, self.identity())
+        decision = accepted(self._decide(state, loaded.position))
         self.windowing = replace(self.windowing, skip=_resumed_skip(self.windowing.skip, loaded.skip, loaded.position))
         self._position, self._windows = loaded.position, loaded.windows
         self._samples, self._coverage = loaded.samples, loaded.coverage
+        self._changes = loaded.changes
+        if decision.policy is Policy.REBATCH:
+            self._changes += ((loaded.position, state["global_batch"], state["micro_batch"]),)
+        self.decision = decision
         self.restart()
+
+    def _decide(self, state: dict[str, Any], position: int) -> Decision:
+        def share(identity: dict[str, Any]) -> Share:
+            # one order for all: the replica count never enters
+            return Share(guarantee=Guarantee.EXACT, replicas=1, shared=True, identity=identity)
+
+        identity = self.identity()
+        saved = {name: state[name] for name in identity}
+        return decide(share(saved), share(identity), position=position, allowed={self.on_change})
 
 
 def _end_of(plan: WindowPlan, number: int) -> int:
@@ -175,25 +199,18 @@ class _State:
     samples: int
     coverage: int
     skip: SkipRanges
+    changes: tuple[tuple[int, int, int], ...]
 
 
 def _read_state(state: Any, expected: dict[str, Any]) -> _State:
     if not isinstance(state, dict) or state.get("schema") != SCHEMA:
         found = state.get("schema") if isinstance(state, dict) else type(state).__name__
         raise UsageError(f"the data state has schema {found!r}, this source reads {SCHEMA!r}")
-    wanted = {"schema", "unit", "position", "windows", "samples", "coverage", "skip", *expected}
+    wanted = {"schema", "unit", "position", "windows", "samples", "coverage", "skip", "changes", *expected}
     if set(state) != wanted:
         raise UsageError(f"the data state has the keys {sorted(state)}, expected {sorted(wanted)}")
-    differences = [
-        f"{name} was {state[name]!r} and is now {value!r}" for name, value in expected.items() if state[name] != value
-    ]
     if state["unit"] != "sample":
-        differences.append(f"unit was {state['unit']!r} and is now 'sample'")
-    if differences:
-        raise UsageError(
-            f"the data of this run changed: {'; '.join(differences)}. Give the data it was trained on, "
-            "or start a new run (warm_start) on the new data"
-        )
+        raise UsageError(f"the data state counts in {state['unit']!r}, this source counts in 'sample'")
     return _numbers(state)
 
 
@@ -218,7 +235,16 @@ def _numbers(state: dict[str, Any]) -> _State:
         samples=state["samples"],
         coverage=coverage,
         skip=skip,
+        changes=_changes(state["changes"]),
     )
+
+
+def _changes(value: Any) -> tuple[tuple[int, int, int], ...]:
+    rows = value if isinstance(value, list) else [value]
+    for row in rows:
+        if not (isinstance(row, list) and len(row) == 3 and all(type(number) is int and number >= 0 for number in row)):
+            raise UsageError(f"the data state has the change {row!r}, expected [position, global_batch, micro_batch]")
+    return tuple(tuple(row) for row in rows)
 
 
 def _resumed_skip(asked: SkipRanges, saved: SkipRanges, position: int) -> SkipRanges:
@@ -234,7 +260,7 @@ def _resumed_skip(asked: SkipRanges, saved: SkipRanges, position: int) -> SkipRa
 
 def make_cursor(
     num_samples: int, *, global_batch: int, micro_batch: int, seed: int, epoch_end: str | EpochEnd,
-    skip: Iterable[Any] = (), fingerprint: str = "",
+    skip: Iterable[Any] = (), fingerprint: str = "", on_change: str | Policy = Policy.EXACT,
 ) -> Cursor:  # fmt: skip
     """A cursor at position 0 from a user's arguments; raises UsageError naming the argument that cannot be."""
     for name, value in (("global_batch", global_batch), ("micro_batch", micro_batch), ("seed", seed)):
@@ -255,4 +281,5 @@ def make_cursor(
         epoch_end=end,
         skip=parse_skip(skip),
     )
-    return Cursor(windowing, fingerprint=fingerprint)
+    policy = parse_policy(on_change, offered=(Policy.EXACT, Policy.REBATCH))
+    return Cursor(windowing, fingerprint=fingerprint, on_change=policy)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack
 
 from samerun.data.cursor import Cursor, Positions, make_cursor
+from samerun.data.elastic import Decision, Policy
 from samerun.data.sampler import WindowSampler, length_and_fingerprint
 from samerun.data.source import DataWindow, Guarantee, MicroBatch, Replica, SourceBase
 from samerun.data.windows import EpochEnd, WindowPlan
@@ -43,7 +44,8 @@ class Data(SourceBase):
     `dataset` has `len()` and `[i]`. `global_batch` samples make one window, cut into microbatches of `micro_batch`.
     `epoch_end`: "straddle" (a window may cross epochs) or "drop_tail" (each epoch loses its last N mod B samples).
     `skip`: (start, stop) ranges of positions in the global order to pass over. `device`: where batches are moved.
-    `fingerprint`: your own version text of the dataset; a resume with another one is refused.
+    `fingerprint`: your own version text of the dataset; a resume with another one is refused. `on_change`: "exact", or
+    "rebatch" to let a resume change global_batch and micro_batch at the saved position (straddling epochs only).
 
     Guarantee (EXACT): each sample of a decided window exactly once per epoch, in one global order, after any number of
     resumes, on any number of replicas and workers; what `dataset[i]` and `collate_fn` draw from the global generators
@@ -64,13 +66,14 @@ class Data(SourceBase):
         device: Any = None,
         skip: Iterable[tuple[int, int]] = (),
         fingerprint: str | None = None,
+        on_change: str | Policy = Policy.EXACT,
         **options: Unpack[LoaderOptions],
     ) -> None:
         _refuse_iterable(dataset)
         length, found = length_and_fingerprint(dataset, fingerprint)
         cursor = make_cursor(
             length, global_batch=global_batch, micro_batch=micro_batch, seed=seed, epoch_end=epoch_end, skip=skip,
-            fingerprint=found,
+            fingerprint=found, on_change=on_change,
         )  # fmt: skip
         self._assemble(dataset, cursor, device, options)
 
@@ -173,6 +176,16 @@ class Data(SourceBase):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues at a saved cursor, in O(1). Raises UsageError once iterated, or for other data than was saved."""
         self._cursor.load_state_dict(state)
+
+    @property
+    def decision(self) -> Decision | None:
+        """What the last load_state_dict decided, with its counts; None before."""
+        return self._cursor.decision
+
+    @property
+    def changeable(self) -> frozenset[str]:
+        """Names in `identity()` that may differ on a resume, because `on_change` says so."""
+        return self._cursor.changeable
 
     def identity(self) -> dict[str, Any]:
         return self._cursor.identity()

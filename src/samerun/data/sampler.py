@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from samerun.data.cursor import Cursor, Positions, make_cursor
+from samerun.data.elastic import Decision, Policy
 from samerun.data.source import DataWindow, Replica
 from samerun.data.windows import EpochEnd
 from samerun.errors import UsageError
@@ -52,11 +53,12 @@ class WindowSampler:
         epoch_end: str | EpochEnd = EpochEnd.STRADDLE,
         skip: tuple[tuple[int, int], ...] = (),
         fingerprint: str | None = None,
+        on_change: str | Policy = Policy.EXACT,
     ) -> None:
         length, found = length_and_fingerprint(dataset, fingerprint)
         self.cursor: Cursor = make_cursor(
             length, global_batch=global_batch, micro_batch=micro_batch, seed=seed, epoch_end=epoch_end, skip=skip,
-            fingerprint=found,
+            fingerprint=found, on_change=on_change,
         )  # fmt: skip
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -91,6 +93,16 @@ class WindowSampler:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues from a saved position. Raises UsageError after iteration has begun, or for another dataset."""
         self.cursor.load_state_dict(state)
+
+    @property
+    def decision(self) -> Decision | None:
+        """What the last load_state_dict decided, with its counts; None before."""
+        return self.cursor.decision
+
+    @property
+    def changeable(self) -> frozenset[str]:
+        """Names in `identity()` that may differ on a resume, because `on_change` says so."""
+        return self.cursor.changeable
 
     def identity(self) -> dict[str, Any]:
         return self.cursor.identity()

@@ -98,6 +98,7 @@ def test_changed_data_is_refused_with_both_values(change: dict, words: str) -> N
         {"schema": "ckpt.data.v9"}, {"position": -1}, {"position": 1.0}, {"position": True}, {"position": 2**63},
         {"samples": 5}, {"windows": "1"}, {"coverage": "xyz"}, {"coverage": 5}, {"coverage": "-1"}, {"skip": [[5, 3]]},
         {"skip": [[0, 9], [5, 12]]}, {"skip": 3}, {"unit": "document"}, {"more": 1},
+        {"changes": [[1, 2]]}, {"changes": 1},
     ],
 )  # fmt: skip
 def test_a_damaged_state_is_refused_and_changes_nothing(damage: dict) -> None:
