@@ -15,8 +15,8 @@ which for D = 0 is Daly's (Future Generation Computer Systems 22, 2006, eq. 20).
 A snapshot counts only when it is durable: with a uniform failure phase the lost work is D + P/2 on average and P + D at
 most. One save in flight at a time puts a floor of D under P.
 
-The first-order form [1 − (R + D + P/2)/M] / (1 + c/P) is quoted only below (R + D + P/2)/M = 0.25; the simulation beside
-it says how far it is off.
+The first-order form [1 − (R + D + P/2)/M] / (1 + c/P) is quoted only below (R + D + P/2)/M = 0.25; the simulation
+beside it says how far it is off.
 """
 
 from __future__ import annotations

@@ -1,0 +1,142 @@
+"""Every layout of a number of ranks that a device size and a global batch allow: (D, TP, PP, micro, K), judged.
+
+Tensor parallelism is tried up to `max_tensor` (a node's links), pipeline stages up to the layers, and one or more
+ZeRO stages. Each layout is a whole memory plan; those that do not fit are counted, not shown.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from samerun.errors import UsageError
+from samerun.plan import checks
+from samerun.plan.memory.plan import MemoryPlan, Verdict, plan_memory
+from samerun.plan.memory.request import Layout, MemoryRequest, Microbatch
+from samerun.plan.mesh import Mesh
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutsRequest:
+    """A memory request whose layout and microbatch are open. It needs a shape, a sequence length and a device."""
+
+    memory: MemoryRequest
+    num_ranks: int
+    global_batch: int
+    max_tensor: int = 8
+    zero_stages: tuple[int, ...] = (0, 1, 3)
+
+    def __post_init__(self) -> None:
+        checks.whole("ranks", self.num_ranks, "--ranks 8")
+        checks.whole("global batch", self.global_batch, "--global 64")
+        if self.memory.shape is None or not self.memory.batch.sequence_length or self.memory.device is None:
+            raise UsageError(
+                "layouts need the shape, --seq and --device; write it like "
+                "--config config.json --seq 4096 --device 80GB"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutChoice:
+    """One layout that fits, or that cannot be told."""
+
+    num_replicas: int
+    num_tensor: int
+    num_pipeline: int
+    zero_stage: int
+    micro_batch: int
+    num_accumulated: int
+    """Of the busiest replica."""
+    lower_bytes: int
+    upper_bytes: int | None
+    headroom_bytes: int
+    """Device less the upper bound (the lower one when that is unknown); negative when it may not fit."""
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutsPlan:
+    """All layouts that are not ruled out; those that fit first, then least parallelism, then largest microbatch."""
+
+    SCHEMA: ClassVar[str] = "samerun.plan.layouts.v1"
+
+    num_ranks: int
+    global_batch: int
+    choices: tuple[LayoutChoice, ...]
+    num_ruled_out: int
+
+
+def plan_layouts(request: LayoutsRequest) -> LayoutsPlan:
+    """Judges every layout. Raises UsageError when the request lacks a shape, a sequence length or a device."""
+    found, ruled_out = [], 0
+    for candidate in _candidates(request):
+        try:
+            plan = plan_memory(candidate)
+        except UsageError:  # heads or layers do not divide: this mesh does not exist for this model
+            continue
+        if plan.verdict is Verdict.DOES_NOT_FIT:
+            ruled_out += 1
+        else:
+            found.append(_choice(plan))
+    found.sort(key=_preference)
+    return LayoutsPlan(
+        num_ranks=request.num_ranks, global_batch=request.global_batch, choices=tuple(found), num_ruled_out=ruled_out
+    )
+
+
+def _preference(choice: LayoutChoice) -> tuple[bool, int, int, int]:
+    parallel = choice.num_tensor * choice.num_pipeline
+    return choice.verdict is not Verdict.FITS, parallel, choice.zero_stage, -choice.micro_batch
+
+
+def _candidates(request: LayoutsRequest) -> Iterator[MemoryRequest]:
+    for mesh in _meshes(request):
+        per_replica = request.global_batch / mesh.num_replicas
+        for micro in _powers(int(per_replica)):
+            if request.global_batch % micro:
+                continue
+            accumulated = math.ceil(request.global_batch / micro / mesh.num_replicas)
+            batch = Microbatch(
+                num_sequences=micro,
+                sequence_length=request.memory.batch.sequence_length,
+                num_accumulated=accumulated,
+            )
+            for stage in request.zero_stages if mesh.num_replicas > 1 else (0,):
+                layout = Layout(mesh=mesh, zero_stage=stage, is_sequence_parallel=mesh.num_tensor > 1)
+                yield replace(request.memory, layout=layout, batch=batch)
+
+
+def _meshes(request: LayoutsRequest) -> Iterator[Mesh]:
+    shape = request.memory.shape
+    assert shape is not None
+    for tensor in _powers(min(request.max_tensor, request.num_ranks)):
+        for pipeline in range(1, min(shape.num_layers, request.num_ranks) + 1):
+            if request.num_ranks % (tensor * pipeline) == 0:
+                mesh = Mesh(num_ranks=request.num_ranks, num_tensor=tensor, num_pipeline=pipeline)
+                if mesh.num_replicas <= request.global_batch:
+                    yield mesh
+
+
+def _powers(limit: int) -> list[int]:
+    return [2**power for power in range(max(1, limit).bit_length()) if 2**power <= max(1, limit)]
+
+
+def _choice(plan: MemoryPlan) -> LayoutChoice:
+    mesh, batch = plan.request.layout.mesh, plan.request.batch
+    assert plan.request.device is not None
+    assert plan.verdict is not None
+    top = plan.lower_bytes if plan.upper_bytes is None else plan.upper_bytes
+    return LayoutChoice(
+        num_replicas=mesh.num_replicas,
+        num_tensor=mesh.num_tensor,
+        num_pipeline=mesh.num_pipeline,
+        zero_stage=plan.request.layout.zero_stage,
+        micro_batch=batch.num_sequences,
+        num_accumulated=batch.num_accumulated,
+        lower_bytes=plan.lower_bytes,
+        upper_bytes=plan.upper_bytes,
+        headroom_bytes=plan.request.device.num_bytes - top,
+        verdict=plan.verdict,
+    )
