@@ -15,6 +15,8 @@ _HOME = {
 
 __all__ = sorted(_HOME)
 
+__version__ = "0.1.0"
+
 
 def __getattr__(name: str) -> Any:
     if name in _HOME:

@@ -4,6 +4,7 @@
     ├── UsageError (ValueError)     2   the caller asked for something impossible; says what to write instead
     ├── CheckpointError             3   a checkpoint is not what it claims to be
     │   ├── DamagedError                bytes differ from their digest, are cut, missing or swapped
+    │   │   └── UnfinishedError             a checkpoint without its manifest: the save never got that far
     │   ├── SchemaError                 unknown schema, or a file that is not canonical
     │   └── MismatchError               sound bytes that do not fit this run: shape, dtype, coverage, missing component
     ├── StorageError (OSError)      1   the file system or object store failed
@@ -51,6 +52,10 @@ class CheckpointError(SamerunError):
 
 
 class DamagedError(CheckpointError):
+    pass
+
+
+class UnfinishedError(DamagedError):
     pass
 
 

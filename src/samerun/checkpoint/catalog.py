@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from samerun.core.progress import Progress
-from samerun.errors import CheckpointError, DamagedError, NotFoundError, SamerunError, StorageError
+from samerun.errors import CheckpointError, DamagedError, NotFoundError, SamerunError, StorageError, UnfinishedError
 from samerun.format import names, schema
 from samerun.format.dtypes import ITEM_BYTES
 from samerun.format.layout import Box, prove_partition
@@ -49,6 +49,8 @@ class Rejected:
 
     name: str
     reason: str
+    committed: bool
+    """Whether it has a manifest: it was published once, so passing over it loses work that had been saved."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,12 +65,14 @@ def read_catalog(storage: Storage) -> Catalog:
     rejected: list[Rejected] = []
     for name in storage.names(names.CHECKPOINTS):
         if not names.is_checkpoint_name(name):
-            rejected.append(Rejected(name=name, reason="not a checkpoint of samerun by its name"))
+            rejected.append(Rejected(name=name, reason="not a checkpoint of samerun by its name", committed=False))
             continue
         try:
             entries.append(read_entry(storage, name))
+        except UnfinishedError as error:
+            rejected.append(Rejected(name=name, reason=str(error), committed=False))
         except (CheckpointError, StorageError) as error:
-            rejected.append(Rejected(name=name, reason=str(error)))
+            rejected.append(Rejected(name=name, reason=str(error), committed=True))
     entries.sort(key=lambda entry: entry.age_key, reverse=True)
     return Catalog(entries=tuple(entries), rejected=tuple(rejected))
 
@@ -98,7 +102,7 @@ def read_manifest(storage: Storage, name: str) -> tuple[Manifest, str]:
     try:
         data = storage.get(key, max_bytes=schema.MAX_DOCUMENT_BYTES).data
     except NotFoundError as error:
-        raise DamagedError(f"{key}: no manifest; the save never finished, or the file was removed") from error
+        raise UnfinishedError(f"{key}: no manifest; the save never finished, or the file was removed") from error
     manifest = parse_manifest(data, where=key)
     if manifest.name != name:
         raise DamagedError(f"{key}: is the manifest of {manifest.name}; it was copied here")

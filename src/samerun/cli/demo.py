@@ -77,7 +77,7 @@ def _workplace(folder: Path | None) -> Iterator[Path]:
 @contextlib.contextmanager
 def _progress(updates: int, *, quiet: bool) -> Iterator[OnProgress]:
     if quiet:
-        yield lambda name, windows: None
+        yield lambda name, done: None
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -88,12 +88,12 @@ def _progress(updates: int, *, quiet: bool) -> Iterator[OnProgress]:
         tasks = {name: bars.add_task(title, total=updates, start=name == "twin") for name, title in titles.items()}
         started = {"twin"}
 
-        def show(name: str, windows: int) -> None:
+        def show(name: str, done: int) -> None:
             if name not in started:
                 started.add(name)
                 bars.start_task(tasks[name])
                 bars.update(tasks["twin"], completed=updates)
-            bars.update(tasks[name], completed=windows)
+            bars.update(tasks[name], completed=done)
 
         yield show
 
@@ -114,7 +114,8 @@ def _print(told: Told) -> None:
             console.print(f"      not taken: {reason}", highlight=False)
         if start["waived"]:
             console.print(f"      [red]not restored, on purpose: {', '.join(start['waived'])}[/]", highlight=False)
-    table = Table(title="\nThe interrupted run beside its twin, at every edge of every attempt", title_justify="left")
+    console.print("\nThe interrupted run beside its twin, at every edge of every attempt")
+    table = Table()
     for heading in ("component", "verdict", "first difference"):
         table.add_column(heading)
     for name, first in told.verdict.components.items():

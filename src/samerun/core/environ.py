@@ -25,6 +25,8 @@ class Launcher:
     restart_count: int
     supervised: bool
     """Whether torchrun's agent started this process, so that its death leaves this process orphaned."""
+    error_file: str | None
+    """Where torchrun's agent looks for this process's last words."""
 
 
 def run_path_override(environ: Mapping[str, str] | None = None) -> str | None:
@@ -43,6 +45,7 @@ def launcher(environ: Mapping[str, str] | None = None) -> Launcher:
         local_rank=_integer(env, "LOCAL_RANK"),
         restart_count=_integer(env, "TORCHELASTIC_RESTART_COUNT") or 0,
         supervised="TORCHELASTIC_RUN_ID" in env,
+        error_file=env.get("TORCHELASTIC_ERROR_FILE") or None,
     )
 
 

@@ -13,16 +13,20 @@ def describe(started: Started, *, path: str, topology: str, not_bitwise: Sequenc
     progress = started.progress
     where = f"update {progress.updates}, window {progress.windows}, {progress.samples} samples"
     if started.kind is StartKind.FRESH:
-        return [f"fresh run at {path} (attempt {started.attempt}; {topology})"]
+        return [f"fresh run at {path} (attempt {started.attempt}; {topology})", *_not_taken(started)]
     promise = "bitwise" if not not_bitwise else "within float tolerance"
     how = f"attempt {started.attempt}; {topology}; {promise}"
     lines = [f"{started.kind.value} {path} at {where} from {started.checkpoint} ({how})"]
-    lines += [f"  not taken: {passed}" for passed in started.passed]
+    lines += _not_taken(started)
     lines += [f"  not bitwise: {reason}" for reason in not_bitwise]
     lines += [f"  restored: {' '.join(started.restored)}"]
     if started.waived:
         lines += [f"  NOT restored, as asked: {' '.join(started.waived)}"]
     return lines
+
+
+def _not_taken(started: Started) -> list[str]:
+    return [f"  not taken: {passed}" for passed in started.passed]
 
 
 def say(line: str) -> None:

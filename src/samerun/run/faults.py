@@ -25,6 +25,7 @@ from samerun.core.environ import FAULTS_VARIABLE
 from samerun.errors import UsageError
 
 SCHEMA: Final = "samerun.faults.v1"
+FIRED: Final = "fired.jsonl"
 
 
 class Deed(Enum):
@@ -92,6 +93,7 @@ class FaultPoints:
     def __init__(self, plan: FaultPlan, *, rank: int, window: Callable[[], int]) -> None:
         self._mine = {fault.at: fault for fault in plan.faults if fault.rank == rank}
         self._window = window
+        self._record = None if plan.trace is None else plan.trace / FIRED
 
     def at(self, point: str) -> None:
         if not self._mine:
@@ -99,7 +101,21 @@ class FaultPoints:
         fault = self._mine.get(point)
         if fault is not None and self._window() >= fault.from_window:
             del self._mine[point]
+            self._remember(fault)
             _commit(fault.deed)
+
+    def _remember(self, fault: Fault) -> None:
+        """A drill must know that the run died of what was planned, not of something else."""
+        if self._record is not None:
+            self._record.parent.mkdir(parents=True, exist_ok=True)
+            with self._record.open("a") as out:
+                out.write(json.dumps(fault.to_json()) + "\n")
+
+
+def fired(trace: Path) -> list[dict[str, Any]]:
+    """The faults that happened, in order."""
+    record = trace / FIRED
+    return [json.loads(line) for line in record.read_text().splitlines()] if record.exists() else []
 
 
 def _commit(deed: Deed) -> None:

@@ -23,8 +23,9 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from samerun.core import environ
 from samerun.core.progress import Progress
 from samerun.data.source import as_source
-from samerun.errors import UsageError, WindowError
+from samerun.errors import Stop, UsageError, WindowError
 from samerun.preempt.flag import StopFlag
+from samerun.run import last_words
 from samerun.run.announce import say
 from samerun.run.attempt import Attempt
 from samerun.run.config import RunConfig, as_mapping
@@ -101,9 +102,8 @@ class Run:
         self._stop.install()
         try:
             self._attempt = open_attempt(self._config, self._stop)
-        except BaseException:
-            self._stop.remove()
-            self._config.source.close()
+        except BaseException as error:
+            self._let_go(error)
             raise
         return self
 
@@ -118,9 +118,8 @@ class Run:
                 attempt.journal.write("left", error=repr(error), progress=attempt.progress.to_json())
         finally:
             attempt.close()
-            self._config.source.close()
-            self._stop.remove()
             self._attempt = None
+            self._let_go(error)
 
     def windows(self, until: int | str) -> Iterator[Window]:
         """The windows of the run up to `until`: 2000 (updates), "1e9 tokens", "3 epochs". Each turn is an edge.
@@ -164,6 +163,12 @@ class Run:
         """The run's precision for code outside a window's batches, such as an evaluation."""
         device = next(next(iter(self._config.models.values())).parameters()).device
         return self._config.precision.autocast(device)
+
+    def _let_go(self, error: BaseException | None) -> None:
+        self._config.source.close()
+        self._stop.remove()
+        if isinstance(error, Stop):
+            last_words.leave(environ.launcher(), error)
 
     def _opened(self) -> Attempt:
         if self._attempt is None:

@@ -89,7 +89,8 @@ def _resume(
     catalog = store.catalog()
     names = group.broadcast([entry.name for entry in catalog.entries])
     by_name = {entry.name: entry for entry in catalog.entries}
-    passed = [Passed(name=rejected.name, reason=rejected.reason) for rejected in catalog.rejected if rejected.committed]
+    lost = [Passed(name=rejected.name, reason=rejected.reason) for rejected in catalog.rejected if rejected.committed]
+    passed = [*lost, *(Passed(name=r.name, reason=r.reason) for r in catalog.rejected if not r.committed)]
     for name in names:
         checkpoint, problem = _try_restore(store, by_name.get(name), components, waive, run_id, group)
         outcomes = group.gather(problem)
@@ -97,7 +98,7 @@ def _resume(
         if not problems:
             assert checkpoint is not None
             return Started(
-                kind=StartKind.FALLEN_BACK if passed else StartKind.RESUMED,
+                kind=StartKind.FALLEN_BACK if lost else StartKind.RESUMED,
                 run_id=run_id,
                 attempt=attempt,
                 progress=checkpoint.progress,
@@ -114,14 +115,15 @@ def _resume(
             raise Refused(
                 f"{store.path}: checkpoint {name} is sound but does not fit this program (rank {rank}): {reason}"
             )
-        passed.append(Passed(name=name, reason=f"rank {rank}: {reason}"))
-    if passed:
-        reasons = "\n  ".join(map(str, passed))
+        lost.append(Passed(name=name, reason=f"rank {rank}: {reason}"))
+        passed.insert(0, lost[-1])
+    if lost:
+        reasons = "\n  ".join(map(str, lost))
         raise Refused(
             f"{store.path}: checkpoints were committed here, but none can be loaded:\n  {reasons}\n"
             f"restore one of them from a copy, or start a new run at another path"
         )
-    return Started(kind=StartKind.FRESH, run_id=run_id, attempt=attempt, progress=Progress())
+    return Started(kind=StartKind.FRESH, run_id=run_id, attempt=attempt, progress=Progress(), passed=tuple(passed))
 
 
 def _try_restore(
@@ -136,8 +138,8 @@ def _try_restore(
     if entry is None:
         return None, ("damage", "this rank does not see it; is the path on storage that all ranks share?")
     try:
-        checkpoint = store.open(entry)
-        _restore_all(checkpoint, components, waive, run_id=run_id, rank=group.rank, world_size=group.size)
+        with store.open(entry) as checkpoint:
+            _restore_all(checkpoint, components, waive, run_id=run_id, rank=group.rank, world_size=group.size)
     except MismatchError as error:
         return None, ("mismatch", str(error))
     except (CheckpointError, StorageError) as error:
@@ -162,14 +164,16 @@ def _restore_all(
             f"the checkpoint holds {', '.join(extra)}, which the program has not; pass extra= again, or drop them with "
             f"waive={tuple(extra)!r}"
         )
+    left_alone = set(waive)
     for component in components:
         if component.name in waive:
             _start_fresh(checkpoint, component)
         elif isinstance(component, Rng) and checkpoint.world_size != world_size:
             component.derive(run_id=run_id, windows=int(checkpoint.progress.windows), rank=rank)
+            left_alone.add(component.name)
         else:
             component.restore(checkpoint.source(component.name))
-    leftover = [key for key in checkpoint.unconsumed() if key.split("/", 1)[0] not in waive]
+    leftover = [key for key in checkpoint.unconsumed() if key.split("/", 1)[0] not in left_alone]
     if leftover:
         raise MismatchError(
             f"{len(leftover)} entries of the checkpoint were restored nowhere: {', '.join(leftover[:4])}"

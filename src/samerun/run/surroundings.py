@@ -5,7 +5,6 @@ Recorded in every checkpoint and compared on resume; a difference turns "bitwise
 
 from __future__ import annotations
 
-import importlib.metadata
 import platform
 from collections.abc import Mapping
 from typing import Any
@@ -13,12 +12,14 @@ from typing import Any
 import numpy as np
 import torch
 
+import samerun
+
 
 def surroundings(device: torch.device) -> dict[str, str | int | bool | None]:
     """Flat facts about this process; equal facts are what "same software and numeric settings" means."""
     facts: dict[str, str | int | bool | None] = {
-        "samerun": importlib.metadata.version("samerun"),
-        "torch": torch.__version__,
+        "samerun": samerun.__version__,
+        "torch": str(torch.__version__),
         "numpy": np.__version__,
         "python": platform.python_version(),
         "machine": platform.machine(),
@@ -32,7 +33,7 @@ def surroundings(device: torch.device) -> dict[str, str | int | bool | None]:
         facts |= {
             "gpu": torch.cuda.get_device_name(device),
             "cuda": torch.version.cuda,
-            "cudnn": torch.backends.cudnn.version(),
+            "cudnn": torch.backends.cudnn.version(),  # type: ignore[no-untyped-call]
             "cudnn_benchmark": torch.backends.cudnn.benchmark,
             "cudnn_deterministic": torch.backends.cudnn.deterministic,
         }

@@ -67,16 +67,13 @@ def settle_bucket_order(models: Mapping[str, nn.Module]) -> None:
 
 
 def _settle(model: DistributedDataParallel) -> None:
-    kept = [buffer.detach().clone() for buffer in model.buffers()]
     inner = model.module
+    model.require_forward_param_sync = False  # no buffer broadcast; the backward sets it again
     model.module = _Touch(inner)
     try:
         model().backward()
     finally:
         model.module = inner
-    with torch.no_grad():
-        for buffer, value in zip(model.buffers(), kept, strict=True):
-            buffer.copy_(value)
     for parameter in model.parameters():
         parameter.grad = None
 

@@ -1,0 +1,1 @@
+"""Starting ranks with PyTorch's own launcher, and giving its exit code the meaning that it loses."""
