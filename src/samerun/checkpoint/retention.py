@@ -60,7 +60,7 @@ def apply_retention(
     storage: Storage, *, keep_last: int, epoch: int, proven: Collection[str], busy: Collection[str] = ()
 ) -> list[str]:
     """Removes what `to_remove` and `unfinished` allow; returns their names. Nothing when a newer attempt exists."""
-    storage.empty_trash()
+    storage.sweep()
     catalog = read_catalog(storage)
     kept = kept_last(catalog.entries, keep_last) | tagged(storage)
     gone = to_remove(catalog.entries, kept, epoch=epoch, proven=proven)

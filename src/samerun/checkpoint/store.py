@@ -13,7 +13,7 @@ from samerun.checkpoint.retention import apply_retention
 from samerun.checkpoint.save.agree import one_rank
 from samerun.checkpoint.save.commit import Header, begin, move_pointer, write_and_commit
 from samerun.checkpoint.save.pending import Pending
-from samerun.errors import AlreadyExistsError, UsageError
+from samerun.errors import AlreadyExistsError, StorageError, UsageError
 from samerun.format import names
 from samerun.ranks.group import Solo
 from samerun.storage.local import Local
@@ -57,7 +57,8 @@ class Store:
         self._proven: set[str] = set()
 
     @property
-    def where(self) -> str:
+    def path(self) -> str:
+        """Where it is, as a person would write it."""
         return self._storage.where
 
     def read_run(self) -> dict[str, Any] | None:
@@ -126,26 +127,29 @@ class Store:
             return pending
         self._sequence += 1
         self._proven.add(name)
-        self._retain()
+        pending.retention_error = self._retain()
         return pending
 
     def open(self, entry: Entry) -> Checkpoint:
         """Opens a checkpoint on this rank: manifest and this rank's index verified. DamagedError, SchemaError."""
-        return Checkpoint(self._storage, entry, rank=self._group.rank, size=self._group.size)
-
-    def mark_proven(self, entry: Entry) -> None:
-        """Says that `entry` was loaded completely: retention then counts it as known to be right."""
-        self._proven.add(entry.name)
+        checkpoint = Checkpoint(self._storage, entry, rank=self._group.rank, size=self._group.size)
+        checkpoint.when_consumed = self._proven.add
+        return checkpoint
 
     def tag(self, tag: str, entry: Entry) -> None:
         """Collective: points `tag` at `entry`; a tagged checkpoint is never removed by retention."""
         key = names.tag_key(tag)
         one_rank(self._group, lambda: move_pointer(self._storage, key, entry))
 
-    def _retain(self) -> None:
+    def _retain(self) -> StorageError | None:
         assert self._epoch is not None, "retention follows a save"
         epoch = self._epoch
-        one_rank(
-            self._group,
-            lambda: apply_retention(self._storage, keep_last=self._keep_last, epoch=epoch, proven=self._proven),
-        )
+
+        def thin_out() -> list[str]:
+            return apply_retention(self._storage, keep_last=self._keep_last, epoch=epoch, proven=self._proven)
+
+        try:
+            one_rank(self._group, thin_out)
+        except StorageError as error:
+            return error
+        return None

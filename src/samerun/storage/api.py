@@ -100,8 +100,11 @@ class Storage(Protocol):
     def discard(self, prefix: str) -> None:
         """Makes `prefix` invisible at once and durably, then removes it. One that is gone already is no error."""
 
-    def empty_trash(self) -> int:
-        """Finishes discards that a crash cut short; returns how many there were."""
+    def sweep(self) -> int:
+        """Removes what a crash left of discards and of small puts; returns how many things that were.
+
+        Never touches what may still be in the making: a stray file must have been left alone for an hour.
+        """
 
 
 def checked_key(key: str) -> str:

@@ -11,6 +11,7 @@ import contextlib
 import errno
 import hashlib
 import secrets
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 TRASH: Final = "trash"
+STRAY_SECONDS: Final = 3600.0
+_SMALL: Final = ("attempts", "tags")
+"""Where small objects are put beside others; elsewhere a whole prefix is discarded at once."""
 _NO_HARD_LINKS: Final = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
 
 
@@ -128,16 +132,23 @@ class Local:
             self._files.sync_directory(trash)
             self._remove_tree(aside)
 
-    def empty_trash(self) -> int:
-        left = self.names(TRASH)
-        for name in left:
-            path = f"{self._path(TRASH)}/{name}"
+    def sweep(self) -> int:
+        left = [f"{self._path(TRASH)}/{name}" for name in self.names(TRASH)]
+        left += [path for prefix in ("", *_SMALL) for path in self._strays(prefix)]
+        for path in left:
             with _told("removing", path):
                 self._remove_tree(path)
         return len(left)
 
     def _path(self, key: str) -> str:
         return f"{self._root}/{checked_key(key)}"
+
+    def _strays(self, prefix: str) -> list[str]:
+        folder = f"{self._root}/{prefix}" if prefix else self._root
+        paths = [f"{folder}/{name}" for name in self.names(prefix) if name.endswith(".tmp")]
+        now = time.time()
+        with _told("looking at", folder):
+            return [path for path in paths if now - self._files.changed_seconds(path) > STRAY_SECONDS]
 
     def _version(self, key: str) -> str | None:
         try:
@@ -247,7 +258,8 @@ class _LocalReader:
                 done += count
 
     def close(self) -> None:
-        self._files.close(self._descriptor)
+        with _told("closing", self._path):
+            self._files.close(self._descriptor)
 
 
 def _write_all(files: Files, descriptor: int, data: Buffer) -> None:

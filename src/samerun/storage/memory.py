@@ -20,6 +20,11 @@ class Memory:
         self._versions: dict[str, int] = {}
         self._lock = threading.Lock()
 
+    def preload(self, key: str, data: bytes) -> None:
+        """Puts an object there as if it had always been."""
+        with self._lock:
+            self._store(checked_key(key), data)
+
     @property
     def where(self) -> str:
         return "memory"
@@ -80,7 +85,7 @@ class Memory:
                 del self._versions[key]
             self.prefixes.discard(prefix)
 
-    def empty_trash(self) -> int:
+    def sweep(self) -> int:
         return 0
 
     def _store(self, key: str, data: bytes) -> None:

@@ -8,6 +8,7 @@ the layout before anything is read, so a target element is filled exactly once o
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from samerun.checkpoint.catalog import check_sizes, num_elements, read_manifest
@@ -49,6 +50,9 @@ class Checkpoint:
         self.entry = entry
         self.same_size = size == manifest.num_ranks
         self.reads = ReadAccount()
+        self.when_consumed: Callable[[str], None] = lambda _: None
+        """Told the name once everything was read: those bytes are then known to be right."""
+        self._ignored: set[str] = set()
         self.index(self.own_rank)
 
     @property
@@ -95,8 +99,15 @@ class Checkpoint:
         """`component` (its plain state) and `component/key` that this rank could have read and did not."""
         left: list[str] = []
         for component in self.components:
-            left += self.source(component).unconsumed()
+            if component not in self._ignored:
+                left += self.source(component).unconsumed()
+        if not left:
+            self.when_consumed(self.entry.name)
         return left
+
+    def ignore(self, component: str) -> None:
+        """Says that `component` is left unread on purpose (waived, or derived anew on another topology)."""
+        self._ignored.add(component)
 
     def index(self, rank: int) -> Index:
         """The verified index of one saved rank."""

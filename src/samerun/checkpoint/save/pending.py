@@ -16,6 +16,8 @@ class Pending:
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.retention_error: Exception | None = None
+        """Why older checkpoints could not be thinned out. The save itself is durable; the next one tries again."""
         self._done = threading.Event()
         self._entry: Entry | None = None
         self._error: Exception | None = None
