@@ -221,11 +221,17 @@ def _print_schedule(plan: schedules.SchedulePlan) -> None:
     output.print_line()
     if remap is not None:
         output.print_wrapped(
-            f"{remap.remaining_updates} updates remain at a batch of {remap.new_batch} ({remap.keep.value} kept)."
+            f"{remap.remaining_updates} updates remain at a batch of {remap.new_batch}. {_KEPT[remap.keep]}"
         )
         output.print_line()
     for line in _picture(plan):
         output.print_line(line)
+
+
+_KEPT: Final = {
+    schedules.Keep.DATA: "Data kept: the rate stays the same function of the sample, so the clock counts samples now.",
+    schedules.Keep.UPDATES: "Updates kept: milestones stay at the same update, and the data they need changes.",
+}
 
 
 def _milestone(name: str, amounts: schedules.Amounts) -> list[str]:

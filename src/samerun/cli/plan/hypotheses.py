@@ -52,9 +52,9 @@ def noise(arguments: Sequence[str]) -> ExitCode:
         summary="Gradient noise scale from squared gradient norms at two batch sizes, with its interval.",
         examples=("--small 4 --big 64 --norms 5.25 0.5625", "measurements.jsonl --small 16 --big 64"),
         notes=(
-            "A file has one JSON object a line with small_squared_norm and big_squared_norm; a directory is a run, whose\n"
-            "journal is read. Lines with updated=false are skipped windows and are left out; a window that was run again\n"
-            "after a resume counts once."
+            "A file has one JSON object a line with small_squared_norm and big_squared_norm; a directory is a\n"
+            "run, whose journal is read. Lines with updated=false are skipped windows and are left out; a\n"
+            "window that was run again after a resume counts once."
         ),
     )
     add = parser.add_argument
@@ -131,8 +131,8 @@ def _print_scaling(plan: ScalingPlan) -> None:
     if plan.num_samples is not None:
         data = f"{plan.num_samples:,} samples each ({plan.new_updates:,} updates instead of {plan.old_updates:,})"
     output.print_wrapped(
-        f"To decide: run the arms from the same checkpoint and seed on {data}, with the old batch as reference; compare "
-        "the validation loss at equal data, not at equal updates."
+        f"To decide: run the arms from the same checkpoint and seed on {data}, with the old batch as reference; "
+        "compare the validation loss at equal data, not at equal updates."
     )
 
 
