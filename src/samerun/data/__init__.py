@@ -14,6 +14,7 @@ _HOME = {
     "MicroBatch": "source",
     "Positions": "cursor",
     "Replica": "source",
+    "Stream": "adapters.stream",
     "WindowSampler": "sampler",
     "as_source": "source",
     "mix64": "coverage",

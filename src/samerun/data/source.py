@@ -72,8 +72,8 @@ class DataWindow:
     """Positions in the global order, [start, end), over all replicas."""
     epoch: int
     """Epoch of the first sample."""
-    num_samples: int
-    """Samples over all replicas: end − start, less what skip ranges took out."""
+    num_samples: int | None
+    """Samples over all replicas: end − start, less what skip ranges took out. None where it shows only on arrival."""
     num_microbatches: int
     """K, over all replicas."""
     slots: int

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import atexit
-import weakref
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import DataLoader, default_collate
 
 from samerun.data.cursor import Cursor
-from samerun.data.fetch.keyed import Fetched, KeyedFetch, WorkerStart, identity_collate, signals_held
+from samerun.data.fetch.keyed import Fetched, KeyedFetch, identity_collate
+from samerun.data.fetch.workers import WorkerStart, close_at_exit, end_workers, no_longer_at_exit, signals_held
 from samerun.data.windows import MicroBatchPlan
 from samerun.errors import UsageError
 
 if TYPE_CHECKING:
     from samerun.data.loader import LoaderOptions
-
-_GRACE_SECONDS: Final = 5.0
-"""How long a worker that is still inside `dataset[i]` may take to end before it is killed: it ignores SIGTERM."""
-
-_open_feeds: weakref.WeakSet[Feed] = weakref.WeakSet()
 
 
 class Feed:
@@ -44,10 +38,9 @@ class Feed:
             collate_fn=identity_collate,
             **passed,
         )
-        _close_at_exit(self)
+        close_at_exit(self)
         with signals_held():
             self._iterator: Iterator[Fetched] | None = iter(loader)
-        self._workers: list[Any] = list(getattr(self._iterator, "_workers", ()))
 
     def stands_at(self, window: int) -> bool:
         """Whether the next microbatch to come is the first of `window`."""
@@ -76,17 +69,10 @@ class Feed:
             self._next_number = self._replica.index
 
     def close(self) -> None:
-        """Ends the workers; one that does not end within a grace period is killed. Idempotent."""
-        _open_feeds.discard(self)
+        """Ends the workers. Idempotent."""
+        no_longer_at_exit(self)
         iterator, self._iterator = self._iterator, None
-        # its finaliser does this as well, but the traceback of an error in a worker keeps the iterator alive
-        getattr(iterator, "_shutdown_workers", lambda: None)()
-        workers, self._workers = self._workers, []
-        for worker in workers:
-            worker.join(timeout=_GRACE_SECONDS)
-            if worker.is_alive():
-                worker.kill()
-                worker.join()
+        end_workers(iterator)
 
 
 def _dataloader(dataset: Any, **arguments: Any) -> DataLoader[Any]:
@@ -104,22 +90,6 @@ class _Plans:
 
     def __iter__(self) -> Iterator[MicroBatchPlan]:
         return iter(self._plans)
-
-
-def _close_at_exit(feed: Feed) -> None:
-    """Workers must be gone before multiprocessing's own exit hook, which sends SIGTERM and waits for ever.
-
-    Exit hooks run last-registered first, and torch registered its own when it was imported.
-    """
-    if not _open_feeds:
-        atexit.unregister(_close_open_feeds)
-        atexit.register(_close_open_feeds)
-    _open_feeds.add(feed)
-
-
-def _close_open_feeds() -> None:
-    for feed in list(_open_feeds):
-        feed.close()
 
 
 def moved(value: Any, device: Any) -> Any:

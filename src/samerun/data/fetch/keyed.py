@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import hashlib
 import random
-import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,9 +20,6 @@ from torch.utils.data import get_worker_info
 
 from samerun.data.coverage import coverage_of
 from samerun.data.windows import MicroBatchPlan
-
-IGNORED_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-"""What launchers and schedulers send to a whole process group: a notice to the training loop, which needs data."""
 
 
 class Fetched(NamedTuple):
@@ -97,28 +93,3 @@ def generators_put_back() -> Iterator[None]:
         random.setstate(python)
         np.random.set_state(numpy)
         torch.set_rng_state(cpu)
-
-
-@contextmanager
-def signals_held() -> Iterator[None]:
-    """Holds back the ignored signals while workers start: a fork must not run the parent's handler."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED_SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-class WorkerStart:
-    """Runs first in each worker: ends the parent's signal handling there, then the user's own worker_init_fn."""
-
-    def __init__(self, user_init: Callable[[int], None] | None) -> None:
-        self._user_init = user_init
-
-    def __call__(self, worker: int) -> None:
-        signal.set_wakeup_fd(-1)  # inherited by fork: a byte written here would wake the parent's watcher
-        for number in IGNORED_SIGNALS:
-            signal.signal(number, signal.SIG_IGN)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, IGNORED_SIGNALS)
-        if self._user_init is not None:
-            self._user_init(worker)
