@@ -1,4 +1,4 @@
-"""Invariant 3: whatever instant the machine dies, the next start loads a complete checkpoint no older than published."""
+"""Invariant 3: whatever instant the machine dies, the next start loads a complete checkpoint, no older one."""
 
 from __future__ import annotations
 

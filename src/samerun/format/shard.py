@@ -41,13 +41,9 @@ def shard_header(items: Sequence[ShardItem], *, where: str) -> tuple[bytes, list
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     position, starts = 0, []
     for item in items:
-        spelled = safetensors_dtype(item.dtype)
-        shape = list(item.shape) if spelled else [item.num_bytes]
         if item.name in header:
             raise UsageError(f"{where}: two tensors would both be stored as {item.name!r}; rename one of them")
-        header[item.name] = {
-            "dtype": spelled or "U8", "shape": shape, "data_offsets": [position, position + item.num_bytes],
-        }  # fmt: skip
+        header[item.name] = header_entry(item.dtype, item.shape, position)
         starts.append(position)
         position += item.num_bytes
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
@@ -56,6 +52,14 @@ def shard_header(items: Sequence[ShardItem], *, where: str) -> tuple[bytes, list
         raise UsageError(f"{where}: {len(items)} tensors need a header of {len(text)} bytes; readers accept 100 MB")
     head = struct.pack("<Q", len(text)) + text
     return head, [len(head) + start for start in starts]
+
+
+def header_entry(dtype: str, shape: tuple[int, ...], position: int) -> dict[str, Any]:
+    """What the header says of one tensor whose bytes start at `position` of the data."""
+    spelled = safetensors_dtype(dtype)
+    num_bytes = math.prod(shape) * ITEM_BYTES[dtype]
+    offsets = [position, position + num_bytes]
+    return {"dtype": spelled or "U8", "shape": list(shape) if spelled else [num_bytes], "data_offsets": offsets}
 
 
 def write_order(items: Sequence[ShardItem]) -> list[int]:

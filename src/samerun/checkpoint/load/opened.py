@@ -7,25 +7,22 @@ the layout before anything is read, so a target element is filled exactly once o
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from samerun.checkpoint.catalog import check_sizes, num_elements, read_manifest
+from samerun.checkpoint.catalog import check_sizes, read_manifest
+from samerun.checkpoint.load.indexes import read_index
 from samerun.core.progress import Progress
 from samerun.errors import DamagedError, MismatchError
-from samerun.format import names, schema
+from samerun.format import names
 from samerun.format.blocks import BlockReader, ReadAccount
 from samerun.format.codec import decode_plain
-from samerun.format.dtypes import ITEM_BYTES
-from samerun.format.schema import Index, RankTensor
-from samerun.format.sealed import decode_document, typed
 
 if TYPE_CHECKING:
     from samerun.checkpoint.catalog import Entry
     from samerun.checkpoint.load.source import CheckpointSource
     from samerun.core.component import Plain
-    from samerun.format.schema import Manifest
+    from samerun.format.schema import Index, Manifest
     from samerun.storage.api import Storage
 
 
@@ -112,7 +109,7 @@ class Checkpoint:
     def index(self, rank: int) -> Index:
         """The verified index of one saved rank."""
         if rank not in self._indexes:
-            self._indexes[rank] = self._read_index(rank)
+            self._indexes[rank] = read_index(self._storage, self.manifest, rank)
         return self._indexes[rank]
 
     def plain(self, component: str, rank: int) -> Plain:
@@ -140,26 +137,3 @@ class Checkpoint:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _read_index(self, rank: int) -> Index:
-        file = self._files[names.index_file(rank)]
-        key = f"{names.checkpoint_prefix(self.entry.name)}/{file.name}"
-        data = self._storage.get(key, max_bytes=schema.MAX_DOCUMENT_BYTES).data
-        found = hashlib.sha256(data).hexdigest()
-        if found != file.sha256:
-            raise DamagedError(f"{key}: SHA-256 is {found}, the manifest says {file.sha256}; the file is damaged")
-        index = typed(decode_document(data, schema=schema.INDEX_SCHEMA, where=key), Index, where=key)
-        if index.rank != rank or index.checkpoint != self.entry.name:
-            raise DamagedError(f"{key}: is the index of rank {index.rank} of {index.checkpoint}")
-        for component, tensors in index.rank_tensors.items():
-            for name, tensor in tensors.items():
-                _check_rank_tensor(tensor, index, f"{key}: {component}/{name}")
-        return index
-
-
-def _check_rank_tensor(tensor: RankTensor, index: Index, path: str) -> None:
-    if tensor.dtype not in ITEM_BYTES:
-        raise DamagedError(f"{path}: unknown dtype {tensor.dtype[:40]!r}")
-    end = tensor.start + num_elements(tensor.shape) * ITEM_BYTES[tensor.dtype]
-    if index.file is None or end > index.file.num_bytes:
-        raise DamagedError(f"{path}: its bytes end at {end}, beyond the file")
