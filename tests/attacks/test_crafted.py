@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sample_run import As, copy_of, load, sample
 
+from attacks.sample_run import As, copy_of, load, sample
 from samerun.checkpoint import Store
 from samerun.checkpoint.verify import verify_checkpoint
 from samerun.core.canonical import canonical_bytes

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from mutations import damaged
-from sample_run import copy_of, load, sample
 
+from attacks.mutations import damaged
+from attacks.sample_run import copy_of, load, sample
 from samerun.checkpoint import Store
 from samerun.checkpoint.verify import verify_checkpoint
 from samerun.errors import CheckpointError, StorageError

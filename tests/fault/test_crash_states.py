@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from crash_model import Disk
 
+from fault.crash_model import Disk
 from samerun.checkpoint import Store
 from samerun.core.component import Captured
 from samerun.core.progress import Progress, Updates, Windows
