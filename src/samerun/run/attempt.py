@@ -31,9 +31,9 @@ from samerun.run.goal import Goal
 from samerun.run.history import Coverage, Losses
 from samerun.run.start import Started
 from samerun.run.trace import Trace
-from samerun.step.agree import Agreed, Flags
 from samerun.step.engine import Engine
 from samerun.step.outcome import Outcome
+from samerun.step.parallel.agree import Agreed, Flags
 from samerun.step.window import Window
 
 _BEST: Final = "best"

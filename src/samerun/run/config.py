@@ -16,8 +16,8 @@ from samerun.errors import UsageError
 from samerun.run.goal import SaveInterval
 from samerun.state.extra import Stateful
 from samerun.state.schedule import SchedulerLike
+from samerun.step.parallel.sync import Accumulate
 from samerun.step.precision import Precision
-from samerun.step.sync import Accumulate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

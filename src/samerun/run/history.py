@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from samerun.errors import UsageError
-from samerun.step.agree import Agreed
 from samerun.step.outcome import Outcome
+from samerun.step.parallel.agree import Agreed
 
 
 @dataclass(slots=True)

@@ -31,7 +31,7 @@ from samerun.state.record import Record
 from samerun.state.rng import Rng, preserved_rng
 from samerun.state.schedule import Schedule
 from samerun.step.engine import Engine
-from samerun.step.sync import settle_bucket_order
+from samerun.step.parallel.sync import settle_bucket_order
 
 
 def open_attempt(config: RunConfig, stop: StopFlag) -> Attempt:

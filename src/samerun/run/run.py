@@ -34,8 +34,8 @@ from samerun.run.opening import open_attempt
 from samerun.state.extra import Stateful
 from samerun.state.rng import preserved_rng
 from samerun.state.schedule import SchedulerLike
+from samerun.step.parallel.sync import Accumulate
 from samerun.step.precision import Precision
-from samerun.step.sync import Accumulate
 from samerun.step.window import Window
 
 

@@ -21,11 +21,11 @@ import torch
 from torch import nn
 
 from samerun.ranks.topology import Topology
-from samerun.step.agree import Agreed, Local, Share, agree
-from samerun.step.gradients import gradients_of, multiply, squared_norm
 from samerun.step.outcome import Outcome, Reason
+from samerun.step.parallel.agree import Agreed, Local, Share, agree
+from samerun.step.parallel.gradients import gradients_of, multiply, squared_norm
+from samerun.step.parallel.sync import Accumulate, GradientSync
 from samerun.step.precision import LossScale, Precision
-from samerun.step.sync import Accumulate, GradientSync
 
 _CLIP_EPSILON = 1e-6
 """torch.nn.utils.clip_grad_norm_'s: keeps the same clipped values as that function."""

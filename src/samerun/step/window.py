@@ -21,10 +21,10 @@ import torch
 from samerun.errors import UsageError, WindowError
 from samerun.state import names
 from samerun.state.rng import preserved_rng
-from samerun.step.agree import Agreed, Flags, Share
 from samerun.step.engine import Engine
-from samerun.step.filler import ForwardRecorder
 from samerun.step.outcome import Outcome
+from samerun.step.parallel.agree import Agreed, Flags, Share
+from samerun.step.parallel.filler import ForwardRecorder
 
 
 class MicroBatch(Protocol):
