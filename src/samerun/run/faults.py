@@ -7,7 +7,7 @@
 
 `at` names a point inside a run: `window:N.microbatch:M`, `window:N.step`, `edge:N`, `save:writing`, `save:manifest`,
 `save:committed`, `load`. `do` is `kill` (SIGKILL), `term` (SIGTERM to this process), `term_launcher`,
-`kill_launcher`, or `interrupt` (SIGINT). `from_window` arms a fault only from that window on.
+`kill_launcher`, `interrupt` (SIGINT), or `raise` (FaultError, for tests that cannot spare their process). `from_window` arms a fault only from that window on.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from samerun.core.environ import FAULTS_VARIABLE
-from samerun.errors import UsageError
+from samerun.errors import SamerunError, UsageError
 
 SCHEMA: Final = "samerun.faults.v1"
 FIRED: Final = "fired.jsonl"
@@ -34,6 +34,11 @@ class Deed(Enum):
     INTERRUPT = "interrupt"
     TERM_LAUNCHER = "term_launcher"
     KILL_LAUNCHER = "kill_launcher"
+    RAISE = "raise"
+
+
+class FaultError(SamerunError):
+    """The planned deed `raise`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +107,8 @@ class FaultPoints:
         if fault is not None and self._window() >= fault.from_window:
             del self._mine[point]
             self._remember(fault)
+            if fault.deed is Deed.RAISE:
+                raise FaultError(f"planned: raise at {point}")
             _commit(fault.deed)
 
     def _remember(self, fault: Fault) -> None:

@@ -1,0 +1,16 @@
+"""Fixtures for every test: ranks that are started once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from rank_pool import RankPool
+
+
+@pytest.fixture(scope="session")
+def ranks() -> Iterator[RankPool]:
+    pool = RankPool()
+    yield pool
+    pool.close()

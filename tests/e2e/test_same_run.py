@@ -1,0 +1,134 @@
+"""The promise itself: interrupted anywhere, also twice, a run ends and passes every edge bitwise as its twin did."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rank_pool import RankError, RankPool
+from samerun.drill.traces import First, causes, first_differences, read_traces
+from samerun.run.faults import Deed, Fault, FaultPlan
+
+SETUPS = [(1, "none"), (2, "ddp"), (3, "ddp"), (4, "ddp"), (2, "fsdp"), (3, "fsdp"), (4, "fsdp")]
+
+
+def start(
+    pool: RankPool, world_size: int, path: Path, trace: Path, *, at: str | None = None, **options: Any
+) -> list[dict[str, Any]] | None:
+    """One start; with `at`, every rank raises there, and None is returned once they did."""
+    faults = tuple(Fault(at=at, rank=rank, deed=Deed.RAISE) for rank in range(world_size)) if at else ()
+    plan = FaultPlan(trace=trace, faults=faults)
+    try:
+        done = pool.run(
+            world_size, "scenarios:train", environ={"SAMERUN_FAULTS": plan.to_text()}, path=str(path), **options
+        )
+    except RankError as error:
+        if at is None or error.kind != "FaultError":
+            raise
+        return None
+    assert at is None, f"the run passed {at} without an interruption"
+    return done
+
+
+def differences(twin: Path, other: Path) -> dict[str, First]:
+    found = first_differences(read_traces(twin), read_traces(other))
+    return {name: first for name, first in found.items() if first is not None}
+
+
+@pytest.mark.parametrize(("world_size", "wrap"), SETUPS)
+def test_interrupted_anywhere_is_the_twin(ranks: RankPool, tmp_path: Path, world_size: int, wrap: str) -> None:
+    """One run, interrupted at every kind of point in turn: before the first save, in mid-window, in the step, inside a
+    save, right after a commit, at an edge, soon after a resume, and across the epoch ends at windows 3 and 7."""
+    options = {"wrap": wrap}
+    twin = start(ranks, world_size, tmp_path / "twin", tmp_path / "twin-trace", **options)
+    points = [
+        "save:staged",
+        "window:1.microbatch:0",
+        "window:2.step",
+        "save:manifest",
+        "edge:4",
+        "window:4.microbatch:1",
+        "save:committed",
+        "window:7.step",
+    ]
+    for point in points:
+        assert start(ranks, world_size, tmp_path / "run", tmp_path / "run-trace", at=point, **options) is None
+    last = start(ranks, world_size, tmp_path / "run", tmp_path / "run-trace", **options)
+    assert differences(tmp_path / "twin-trace", tmp_path / "run-trace") == {}
+    assert causes(read_traces(tmp_path / "run-trace")) == []
+    assert twin is not None and last is not None
+    assert last[0]["progress"] == twin[0]["progress"]
+
+
+@pytest.mark.parametrize("own_loader", [False, True])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_loaders_with_and_without_workers(ranks: RankPool, tmp_path: Path, workers: int, own_loader: bool) -> None:
+    options = {"workers": workers, "own_loader": own_loader, "until": 7}
+    start(ranks, 1, tmp_path / "twin", tmp_path / "twin-trace", **options)
+    for point in ("window:2.microbatch:1", "edge:4"):
+        start(ranks, 1, tmp_path / "run", tmp_path / "run-trace", at=point, **options)
+    start(ranks, 1, tmp_path / "run", tmp_path / "run-trace", **options)
+    assert differences(tmp_path / "twin-trace", tmp_path / "run-trace") == {}
+
+
+def test_same_samples_for_any_number_of_workers(ranks: RankPool, tmp_path: Path) -> None:
+    """The whole run is the same with 0 and 2 workers: sample randomness is keyed, the global streams untouched."""
+    for workers in (0, 2):
+        start(ranks, 1, tmp_path / f"run{workers}", tmp_path / f"trace{workers}", workers=workers)
+    assert differences(tmp_path / "trace0", tmp_path / "trace2") == {}
+
+
+def test_saving_changes_nothing(ranks: RankPool, tmp_path: Path) -> None:
+    for name, every in (("often", "1 updates"), ("never", "1000 updates")):
+        start(ranks, 2, tmp_path / name, tmp_path / f"{name}-trace", wrap="ddp", save_every=every)
+    assert differences(tmp_path / "often-trace", tmp_path / "never-trace") == {}
+
+
+@pytest.mark.parametrize(("precision", "accumulate"), [("fp16", "sharded"), ("bf16", "unsharded")])
+def test_precisions_and_accumulation(ranks: RankPool, tmp_path: Path, precision: str, accumulate: str) -> None:
+    options = {"wrap": "fsdp", "precision": precision, "accumulate": accumulate}
+    start(ranks, 2, tmp_path / "twin", tmp_path / "twin-trace", **options)
+    for point in ("window:2.step", "window:5.microbatch:0"):
+        start(ranks, 2, tmp_path / "run", tmp_path / "run-trace", at=point, **options)
+    start(ranks, 2, tmp_path / "run", tmp_path / "run-trace", **options)
+    assert differences(tmp_path / "twin-trace", tmp_path / "run-trace") == {}
+
+
+@pytest.mark.parametrize(
+    "component", ["weights", "buffers", "moments", "steps", "scheduler", "cursor", "rng", "ema", "loss", "samples"]
+)
+def test_control_a_component_left_out_is_named(ranks: RankPool, tmp_path: Path, component: str) -> None:
+    """A checker that cannot fail is worthless: whatever a resume leaves out is named as the cause, and alone."""
+    start(ranks, 2, tmp_path / "run", tmp_path / "trace", at="window:5.microbatch:0", wrap="ddp")
+    plan = FaultPlan(trace=tmp_path / "trace", leave_out=(component,))
+    ranks.run(2, "scenarios:train", environ={"SAMERUN_FAULTS": plan.to_text()}, path=str(tmp_path / "run"), wrap="ddp")
+    assert causes(read_traces(tmp_path / "trace")) == [component]
+
+
+def test_control_without_settled_buckets_four_ranks_differ(ranks: RankPool, tmp_path: Path) -> None:
+    """DDP re-orders its buckets after its first backward; the throw-away backward of each attempt is what hides it."""
+    start(ranks, 4, tmp_path / "twin", tmp_path / "twin-trace", wrap="ddp")
+    start(ranks, 4, tmp_path / "run", tmp_path / "run-trace", at="window:5.step", wrap="ddp")
+    plan = FaultPlan(trace=tmp_path / "run-trace")
+    ranks.run(
+        4,
+        "scenarios:train_unsettled",
+        environ={"SAMERUN_FAULTS": plan.to_text()},
+        path=str(tmp_path / "run"),
+        wrap="ddp",
+    )
+    assert "weights" in differences(tmp_path / "twin-trace", tmp_path / "run-trace")
+
+
+def test_finished_run_says_so_and_trains_no_further(ranks: RankPool, tmp_path: Path) -> None:
+    first = start(ranks, 1, tmp_path / "run", tmp_path / "trace", until=4)
+    again = start(ranks, 1, tmp_path / "run", tmp_path / "trace", until=4)
+    assert first is not None and again is not None
+    assert again[0]["progress"] == first[0]["progress"]
+    assert again[0]["losses"] == []
+    more = start(ranks, 1, tmp_path / "run", tmp_path / "trace", until=6)
+    assert more is not None and more[0]["progress"]["updates"] == 6
+    shutil.rmtree(tmp_path / "run")
