@@ -280,7 +280,7 @@ DAYS = [
 def test_days_to_300b_tokens(  # the columns of the table
     layers: int, hidden: int, billions: float, gpus: int, tflops: float, days: float
 ) -> None:
-    """arXiv 2104.04473 table 2 (84/43/23 and 156/80/42 days): hardware FLOPs, full recompute: 96BLsh²(1+s/6h+V/16Lh)."""
+    """arXiv 2104.04473 table 2 (84/43/23 and 156/80/42 days): full recompute: 96BLsh²(1+s/6h+V/16Lh)."""
     del billions
     flops = update_flops(
         num_layers=layers, hidden=hidden, sequence=2048, vocab=51200, num_sequences=1, recomputing=Recomputing.FULL
