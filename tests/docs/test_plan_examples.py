@@ -1,0 +1,55 @@
+"""The examples of docs/plan.md, run: each command must print what the page shows."""
+
+from __future__ import annotations
+
+import doctest
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from samerun.cli.plan import COMMANDS, main
+
+PAGE = Path(__file__).parents[2] / "docs" / "plan.md"
+_BLOCK = re.compile(r"```console\n(.*?)```", re.DOTALL)
+
+
+def examples() -> list[list[tuple[str, str]]]:
+    """(command, what is shown below it) for each block, in order."""
+    found = []
+    for block in _BLOCK.findall(PAGE.read_text(encoding="utf-8")):
+        steps = re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]
+        found.append([(step.partition("\n")[0], step.partition("\n")[2]) for step in steps])
+    return found
+
+
+def play(command: str, capsys: pytest.CaptureFixture[str]) -> tuple[str, int]:
+    program, plan, *arguments = shlex.split(command)
+    assert (program, plan) == ("samerun", "plan")
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    shown = capsys.readouterr()
+    return shown.out + shown.err, int(str(ended.value.code))
+
+
+@pytest.mark.parametrize("block", examples(), ids=lambda block: block[0][0][:60])
+def test_example(block: list[tuple[str, str]], capsys: pytest.CaptureFixture[str]) -> None:
+    code = 0
+    for command, expected in block:
+        if command == "echo $?":
+            assert expected.strip() == str(code)
+        else:
+            shown, code = play(command, capsys)
+            assert shown == expected
+
+
+def test_every_command_has_an_example() -> None:
+    shown = {command.split()[2] for block in examples() for command, _ in block if command != "echo $?"}
+    assert shown == set(COMMANDS)
+
+
+def test_python_examples() -> None:
+    result = doctest.testfile(str(PAGE), module_relative=False, encoding="utf-8")
+    assert result.attempted >= 4
+    assert result.failed == 0
