@@ -116,10 +116,11 @@ def parse_manifest(data: bytes, *, where: str) -> Manifest:
     repeated = [name for name, count in files.items() if count > 1]
     if repeated:
         raise DamagedError(f"{where}: names the file {repeated[0]} {files[repeated[0]]} times")
-    wanted = {names.index_file(rank) for rank in range(manifest.num_ranks)}
-    allowed = wanted | {names.data_file(rank) for rank in range(manifest.num_ranks)}
-    for missing in sorted(wanted - set(files)):
+    indexes = map(names.index_file, range(manifest.num_ranks))  # lazy: the number of ranks is only a claim so far
+    missing = next((name for name in indexes if name not in files), None)
+    if missing is not None:
         raise DamagedError(f"{where}: names no {missing}, but {manifest.num_ranks} ranks wrote this checkpoint")
+    allowed = {name(rank) for rank in range(manifest.num_ranks) for name in (names.index_file, names.data_file)}
     for foreign in sorted(set(files) - allowed):
         raise DamagedError(f"{where}: names {foreign}, but {manifest.num_ranks} ranks wrote this checkpoint")
     _check_tensors(manifest, set(files), where)
