@@ -105,7 +105,10 @@ def plan_noise(windows: Sequence[Measured], small_batch: float, big_batch: float
     gradient = squared_gradient(small, big, small_batch, big_batch)
     trace = noise_trace(small, big, small_batch, big_batch)
     scale = trace / gradient if gradient > 0 else None
-    interval = _interval(windows, small_batch, big_batch)
+    interval = noise_interval(
+        [squared_gradient(w.small_squared_norm, w.big_squared_norm, small_batch, big_batch) for w in windows],
+        [noise_trace(w.small_squared_norm, w.big_squared_norm, small_batch, big_batch) for w in windows],
+    )
     is_sure = scale is not None and interval is not None and scale > 0
     return NoisePlan(
         small_batch=small_batch,
@@ -121,24 +124,25 @@ def plan_noise(windows: Sequence[Measured], small_batch: float, big_batch: float
     )
 
 
-def _interval(windows: Sequence[Measured], small_batch: float, big_batch: float) -> tuple[float, float] | None:
-    """95 % of B_simple from a jackknife of log B; None when |G|² may be zero or there are too few windows."""
-    num = min(_NUM_BLOCKS, len(windows))
-    edges = [place * len(windows) // num for place in range(num + 1)]
-    blocks = [windows[start:end] for start, end in pairwise(edges)]
+def noise_interval(gradients: Sequence[float], traces: Sequence[float]) -> tuple[float, float] | None:
+    """95 % of B_simple from a jackknife of log B over windows, each with its own estimates of |G|² and tr Σ.
+
+    None when |G|² may be zero or there are too few windows. Windows may differ in their batches.
+    """
+    num = min(_NUM_BLOCKS, len(gradients))
+    edges = [place * len(gradients) // num for place in range(num + 1)] if num else []
+    blocks = list(pairwise(edges))
     if len(blocks) < 2:
         return None
-    gradients, traces = [], []
-    for left_out in range(len(blocks)):
-        kept = [window for number, block in enumerate(blocks) if number != left_out for window in block]
-        small = math.fsum(window.small_squared_norm for window in kept) / len(kept)
-        big = math.fsum(window.big_squared_norm for window in kept) / len(kept)
-        gradients.append(squared_gradient(small, big, small_batch, big_batch))
-        traces.append(noise_trace(small, big, small_batch, big_batch))
-    mean, spread = _jackknife(gradients)
-    if mean - _T_95[len(blocks) - 1] * spread <= 0 or min(gradients) <= 0 or min(traces) <= 0:
+    left_gradients, left_traces = [], []
+    for start, end in blocks:
+        kept = len(gradients) - (end - start)
+        left_gradients.append(math.fsum((*gradients[:start], *gradients[end:])) / kept)
+        left_traces.append(math.fsum((*traces[:start], *traces[end:])) / kept)
+    mean, spread = _jackknife(left_gradients)
+    if mean - _T_95[len(blocks) - 1] * spread <= 0 or min(left_gradients) <= 0 or min(left_traces) <= 0:
         return None
-    center, error = _jackknife([math.log(t / g) for t, g in zip(traces, gradients, strict=True)])
+    center, error = _jackknife([math.log(t / g) for t, g in zip(left_traces, left_gradients, strict=True)])
     reach = _T_95[len(blocks) - 1] * error
     return math.exp(center - reach), math.exp(center + reach)
 

@@ -244,6 +244,19 @@ def _print_verdict(plan: MemoryPlan, base: SizeBase) -> None:
              item.verdict.value, item.cost] for item in found
         ]  # fmt: skip
         output.print_table(("change, cheapest first", "at least", "at most", "verdict", "costs"), rows, right=(1, 2))
+    if plan.verdict is Verdict.DOES_NOT_FIT:
+        output.print_line()
+        output.print_wrapped(_otherwise(plan))
+
+
+def _otherwise(plan: MemoryPlan) -> str:
+    """What no option of this command says: another model, another machine."""
+    assert plan.request.device is not None
+    smaller = "a smaller model"
+    if plan.request.shape is None:  # without a shape every certain byte is proportional to the parameters
+        most = plan.request.num_base_params * plan.request.device.num_bytes / plan.lower_bytes
+        smaller += f" (below {engineering(most)} parameters, for these terms alone)"
+    return f"Otherwise: {smaller}, a lower-bit base, or offloading to host memory."
 
 
 def verdict_reason(plan: MemoryPlan, base: SizeBase) -> str:

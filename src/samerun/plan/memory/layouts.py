@@ -71,9 +71,9 @@ class LayoutsPlan:
 def plan_layouts(request: LayoutsRequest) -> LayoutsPlan:
     """Judges every layout. Raises UsageError when the request lacks a shape, a sequence length or a device."""
     found, ruled_out = [], 0
-    for candidate in _candidates(request):
+    for layout, batch in _candidates(request):
         try:
-            plan = plan_memory(candidate)
+            plan = plan_memory(replace(request.memory, layout=layout, batch=batch))
         except UsageError:  # heads or layers do not divide: this mesh does not exist for this model
             continue
         if plan.verdict is Verdict.DOES_NOT_FIT:
@@ -91,7 +91,7 @@ def _preference(choice: LayoutChoice) -> tuple[bool, int, int, int]:
     return choice.verdict is not Verdict.FITS, parallel, choice.zero_stage, -choice.micro_batch
 
 
-def _candidates(request: LayoutsRequest) -> Iterator[MemoryRequest]:
+def _candidates(request: LayoutsRequest) -> Iterator[tuple[Layout, Microbatch]]:
     for mesh in _meshes(request):
         per_replica = request.global_batch / mesh.num_replicas
         for micro in _powers(int(per_replica)):
@@ -105,7 +105,7 @@ def _candidates(request: LayoutsRequest) -> Iterator[MemoryRequest]:
             )
             for stage in request.zero_stages if mesh.num_replicas > 1 else (0,):
                 layout = Layout(mesh=mesh, zero_stage=stage, is_sequence_parallel=mesh.num_tensor > 1)
-                yield replace(request.memory, layout=layout, batch=batch)
+                yield layout, batch
 
 
 def _meshes(request: LayoutsRequest) -> Iterator[Mesh]:

@@ -5,7 +5,7 @@ Each suggestion is re-evaluated as a whole plan, because saving in one phase may
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from samerun.errors import UsageError
@@ -18,6 +18,8 @@ from samerun.plan.memory.request import (
     Optimizer,
     Recompute,
 )
+
+_Change = Callable[[MemoryRequest], MemoryRequest | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,27 +40,29 @@ def suggest(plan: MemoryPlan) -> tuple[Suggestion, ...]:
         return ()
     found = []
     for name, option, cost, change in _CHANGES:
-        for request in change(plan.request):
-            changed = _planned(request)
-            if changed is not None and _is_better(changed, plan):
-                assert changed.verdict is not None
-                found.append(
-                    Suggestion(
-                        name=name,
-                        option=option.format(request=request),
-                        cost=cost,
-                        lower_bytes=changed.lower_bytes,
-                        upper_bytes=changed.upper_bytes,
-                        verdict=changed.verdict,
-                    )
-                )
+        changed = _changed(plan.request, change)
+        if changed is None or not _is_better(changed, plan):
+            continue
+        assert changed.verdict is not None
+        found.append(
+            Suggestion(
+                name=name,
+                option=option.format(request=changed.request),
+                cost=cost,
+                lower_bytes=changed.lower_bytes,
+                upper_bytes=changed.upper_bytes,
+                verdict=changed.verdict,
+            )
+        )
     return tuple(found)
 
 
-def _planned(request: MemoryRequest) -> MemoryPlan | None:
+def _changed(request: MemoryRequest, change: _Change) -> MemoryPlan | None:
+    """The plan after a change; None when it changes nothing or is impossible for this mesh or method."""
     try:
-        return plan_memory(request)
-    except UsageError:  # a change can be impossible for this mesh or method; it is then no suggestion
+        asked = change(request)
+        return None if asked is None else plan_memory(asked)
+    except UsageError:
         return None
 
 
@@ -69,61 +73,64 @@ def _is_better(changed: MemoryPlan, plan: MemoryPlan) -> bool:
     return before is not None and after is not None and after < 0.99 * before
 
 
-_Change = Callable[[MemoryRequest], Iterator[MemoryRequest]]
-
-
-def _flash(request: MemoryRequest) -> Iterator[MemoryRequest]:
+def _flash(request: MemoryRequest) -> MemoryRequest | None:
     if request.activations.attention is Attention.MATH:
-        yield replace(request, activations=replace(request.activations, attention=Attention.FLASH))
+        return replace(request, activations=replace(request.activations, attention=Attention.FLASH))
+    return None
 
 
-def _fused_loss(request: MemoryRequest) -> Iterator[MemoryRequest]:
+def _fused_loss(request: MemoryRequest) -> MemoryRequest | None:
     if request.activations.loss is Loss.EAGER:
-        yield replace(request, activations=replace(request.activations, loss=Loss.FUSED))
+        return replace(request, activations=replace(request.activations, loss=Loss.FUSED))
+    return None
 
 
-def _smaller_micro(request: MemoryRequest) -> Iterator[MemoryRequest]:
+def _smaller_micro(request: MemoryRequest) -> MemoryRequest | None:
     batch = request.batch
     if batch.num_sequences > 1:
         accumulated = batch.num_accumulated * batch.num_sequences
-        yield replace(request, batch=replace(batch, num_sequences=1, num_accumulated=accumulated))
+        return replace(request, batch=replace(batch, num_sequences=1, num_accumulated=accumulated))
+    return None
 
 
 def _zero(stage: int) -> _Change:
-    def change(request: MemoryRequest) -> Iterator[MemoryRequest]:
+    def change(request: MemoryRequest) -> MemoryRequest | None:
         if request.layout.zero_stage < stage and request.layout.num_shards > 1:
-            yield replace(request, layout=replace(request.layout, zero_stage=stage))
+            return replace(request, layout=replace(request.layout, zero_stage=stage))
+        return None
 
     return change
 
 
-def _recompute(request: MemoryRequest) -> Iterator[MemoryRequest]:
+def _recompute(request: MemoryRequest) -> MemoryRequest | None:
     if request.activations.recompute in (Recompute.NONE, Recompute.SELECTIVE):
-        yield replace(request, activations=replace(request.activations, recompute=Recompute.FULL))
+        return replace(request, activations=replace(request.activations, recompute=Recompute.FULL))
+    return None
 
 
-def _eight_bit(request: MemoryRequest) -> Iterator[MemoryRequest]:
+def _eight_bit(request: MemoryRequest) -> MemoryRequest | None:
     if request.optimizer is Optimizer.ADAMW:
-        yield replace(request, optimizer=Optimizer.ADAMW_8BIT)
+        return replace(request, optimizer=Optimizer.ADAMW_8BIT)
+    return None
 
 
-def _more_devices(request: MemoryRequest) -> Iterator[MemoryRequest]:
+def _more_devices(request: MemoryRequest) -> MemoryRequest | None:
     """The fewest devices, doubling, on which sharding everything brings the lower bound under the device."""
     for doublings in range(1, 13):
         ranks = request.layout.mesh.num_ranks * 2**doublings
         mesh = replace(request.layout.mesh, num_ranks=ranks)
         wider = replace(request, layout=replace(request.layout, mesh=mesh, zero_stage=3))
-        plan = _planned(wider)
-        if plan is not None and plan.verdict is not Verdict.DOES_NOT_FIT:
-            yield wider
-            return
+        if plan_memory(wider).verdict is not Verdict.DOES_NOT_FIT:
+            return wider
+    return None
 
 
 def _method(method: Method) -> _Change:
-    def change(request: MemoryRequest) -> Iterator[MemoryRequest]:
+    def change(request: MemoryRequest) -> MemoryRequest | None:
         order = [Method.FULL, Method.LORA, Method.QLORA]
         if order.index(request.method) < order.index(method):
-            yield replace(request, method=method)
+            return replace(request, method=method)
+        return None
 
     return change
 
