@@ -79,8 +79,9 @@ class Memory:
             self._versions.pop(key, None)
 
     def discard(self, prefix: str) -> None:
+        checked_key(prefix)
         with self._lock:
-            for key in [key for key in self.objects if key.startswith(f"{checked_key(prefix)}/")]:
+            for key in [key for key in self.objects if key.startswith(f"{prefix}/")]:
                 del self.objects[key]
                 del self._versions[key]
             self.prefixes.discard(prefix)
