@@ -22,6 +22,8 @@ from samerun.plan import checks
 
 
 class Clock(Enum):
+    """What positions of a schedule count: successful updates, samples or tokens."""
+
     UPDATES = "updates"
     SAMPLES = "samples"
     TOKENS = "tokens"

@@ -23,6 +23,8 @@ from samerun.plan.memory.transient import host_terms, transient_terms
 
 
 class Verdict(Enum):
+    """Judged from two bounds: a plan that may fit is not called one that fits."""
+
     FITS = "fits"
     DOES_NOT_FIT = "does not fit"
     CANNOT_TELL = "cannot tell"

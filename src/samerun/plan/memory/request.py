@@ -23,12 +23,16 @@ from samerun.plan.model.shape import Shape, check_params
 
 
 class Method(Enum):
+    """Which weights train: all, adapters, or adapters on a 4-bit base."""
+
     FULL = "full"
     LORA = "lora"
     QLORA = "qlora"
 
 
 class Precision(Enum):
+    """How weights, gradients and moments are stored; the bytes of each are in NUMBER_BYTES."""
+
     FP32 = "fp32"
     BF16 = "bf16"
     FP16 = "fp16"
@@ -38,6 +42,8 @@ class Precision(Enum):
 
 
 class Optimizer(Enum):
+    """What the optimizer keeps for a parameter: nothing, one moment, two, or two of one byte."""
+
     SGD = "sgd"
     MOMENTUM = "sgd-momentum"
     ADAMW = "adamw"
@@ -53,11 +59,15 @@ class Quantization(Enum):
 
 
 class Attention(Enum):
+    """FLASH is any fused kernel that keeps no s² scores; MATH keeps them."""
+
     FLASH = "flash"
     MATH = "math"
 
 
 class Recompute(Enum):
+    """What the backward recomputes: nothing, the attention core, each block, segments of k layers, √L segments."""
+
     NONE = "none"
     SELECTIVE = "selective"
     FULL = "full"
@@ -66,11 +76,15 @@ class Recompute(Enum):
 
 
 class Loss(Enum):
+    """EAGER cross-entropy keeps the logits; FUSED computes them in chunks and keeps none."""
+
     EAGER = "eager"
     FUSED = "fused"
 
 
 class Save(Enum):
+    """How a checkpoint leaves the device: written in place, staged and written behind, or gathered on one rank."""
+
     BLOCKING = "blocking"
     ASYNC = "async"
     FULL_GATHER = "full-gather"

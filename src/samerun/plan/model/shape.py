@@ -19,6 +19,8 @@ from samerun.plan import checks
 
 
 class Family(Enum):
+    """What a block is made of: see the module's first lines."""
+
     GPT = "gpt"
     LLAMA = "llama"
     GEMMA = "gemma"
