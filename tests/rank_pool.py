@@ -14,24 +14,20 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
 
 
-@dataclass(frozen=True)
 class RankError(Exception):
     """What the first failing rank raised."""
 
-    rank: int
-    kind: str
-    text: str
-    trace: str
-
-    def __str__(self) -> str:
-        return f"rank {self.rank}: {self.kind}: {self.text}\n{self.trace}"
+    def __init__(self, rank: int, kind: str, text: str, trace: str) -> None:
+        super().__init__(f"rank {rank}: {kind}: {text}\n{trace}")
+        self.rank = rank
+        self.kind = kind
+        self.text = text
 
 
 class RankPool:
