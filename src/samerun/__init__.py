@@ -11,6 +11,7 @@ from typing import Any
 _HOME = {
     "Data": "samerun.data",
     "Run": "samerun.run",
+    "warm_start": "samerun.run",
 }
 
 __all__ = sorted(_HOME)

@@ -1,8 +1,9 @@
 """The run: start (fresh, resume, fall back, refuse), the loop, saving at edges, stopping.
 
-Public: `Run`.
+Public: `Run`, `warm_start`.
 """
 
 from samerun.run.run import Run
+from samerun.run.warm_start import warm_start
 
-__all__ = ["Run"]
+__all__ = ["Run", "warm_start"]

@@ -7,7 +7,8 @@
 
 `at` names a point inside a run: `window:N.microbatch:M`, `window:N.step`, `edge:N`, `save:writing`, `save:manifest`,
 `save:committed`, `load`. `do` is `kill` (SIGKILL), `term` (SIGTERM to this process), `term_launcher`,
-`kill_launcher`, `interrupt` (SIGINT), or `raise` (FaultError, for tests that cannot spare their process). `from_window` arms a fault only from that window on.
+`kill_launcher`, `interrupt` (SIGINT), or `raise` (FaultError, for tests that cannot spare their process).
+`from_window` arms a fault only from that window on.
 """
 
 from __future__ import annotations

@@ -1,0 +1,150 @@
+"""Real processes and real signals: Ctrl-C, a dead launcher, the whole demo."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from samerun.core.events import read_events
+from samerun.drill.traces import causes, first_differences, read_traces
+from samerun.errors import ExitCode
+from samerun.run.faults import Deed, Fault, FaultPlan
+
+HERE = Path(__file__).parent
+
+
+def script(path: Path, body: str) -> Path:
+    path.write_text(body)
+    return path
+
+
+def environ(plan: FaultPlan | None = None) -> dict[str, str]:
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{HERE}:{os.environ.get('PYTHONPATH', '')}"}
+    env.pop("SAMERUN_FAULTS", None)
+    return env | ({"SAMERUN_FAULTS": plan.to_text()} if plan else {})
+
+
+ALONE = "import sys, scenarios; scenarios.train(sys.argv[1], until=8)"
+ON_RANKS = """
+import sys, torch, torch.distributed as dist, scenarios
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+scenarios.train(sys.argv[1], wrap="ddp", until=int(sys.argv[2]), save_every="1000 updates")
+"""
+
+
+def test_ctrl_c_is_a_clean_stop_and_the_next_start_goes_on(tmp_path: Path) -> None:
+    twin, run = tmp_path / "twin-trace", tmp_path / "run-trace"
+    train = [sys.executable, str(script(tmp_path / "train.py", ALONE))]
+    subprocess.run([*train, tmp_path / "twin"], env=environ(FaultPlan(trace=twin)), check=True, timeout=100)
+    plan = FaultPlan(trace=run, faults=(Fault(at="window:4.microbatch:1", rank=0, deed=Deed.INTERRUPT),))
+    stopped = subprocess.run(
+        [*train, tmp_path / "run"], env=environ(plan), timeout=100, check=False, capture_output=True, text=True
+    )
+    assert stopped.returncode == ExitCode.STOPPED, stopped.stderr
+    assert "Traceback" not in stopped.stderr
+    assert "stopped by SIGINT at update 5" in stopped.stderr
+    subprocess.run([*train, tmp_path / "run"], env=environ(FaultPlan(trace=run)), check=True, timeout=100)
+    assert not any(first_differences(read_traces(twin), read_traces(run)).values())
+    assert causes(read_traces(run)) == []
+
+
+def test_a_rank_whose_launcher_died_stops_by_itself_and_saves_nothing(tmp_path: Path) -> None:
+    """SIGKILL of torchrun in mid-window; no one tells the ranks, and they would go on for 100,000 updates."""
+    train = script(tmp_path / "train.py", ON_RANKS)
+    plan = FaultPlan(faults=(Fault(at="window:5.microbatch:0", rank=0, deed=Deed.KILL_LAUNCHER),))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(train)]
+    with (tmp_path / "log").open("wb") as log:
+        launcher = subprocess.Popen(
+            [*command, str(tmp_path / "run"), "100000"],
+            env=environ(plan),
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+        try:
+            assert launcher.wait(timeout=100) == -signal.SIGKILL
+            wait_until_group_is_gone(launcher.pid, seconds=60)
+        finally:
+            with_suppressed_kill(launcher.pid)
+    (journal,) = (tmp_path / "run" / "journal").glob("*.jsonl")
+    events = read_events(journal)
+    assert [event["event"] for event in events if event["event"] in ("saved", "abandoned")] == ["saved", "abandoned"]
+    assert events[-1]["progress"]["windows"] < 100
+    assert "launcher of this attempt died" in (tmp_path / "log").read_text() or events[-1]["event"] == "left"
+
+
+@pytest.mark.timeout(310)
+def test_the_demo_is_the_same_run(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "samerun.cli", "demo", "--json"],
+        env=environ(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    told = json.loads(done.stdout)
+    assert told["verdict"] == "same", told
+    assert done.returncode == ExitCode.DONE
+    assert told["schema"] == "samerun.demo.v1"
+    assert set(told["components"]) == {
+        "weights", "buffers", "moments", "steps", "scheduler", "scaler", "rng", "cursor", "samples", "loss", "ema",
+    }  # fmt: skip
+    assert told["cause"] == []
+    assert [start["kind"] for start in told["starts"]] == ["fresh", "resumed", "resumed", "fallen back", "fallen back"]
+    assert re.search(r"digest", " ".join(told["starts"][3]["passed"]))
+    assert len(told["interruptions"]) == 5
+
+
+@pytest.mark.timeout(310)
+@pytest.mark.parametrize("component", ["moments"])
+def test_the_demo_fails_when_a_component_is_left_out(component: str) -> None:
+    demo_with(component)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("component", ["steps", "cursor", "rng", "scheduler"])
+def test_the_demo_fails_for_every_component(component: str) -> None:
+    demo_with(component)
+
+
+def demo_with(left_out: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "samerun.cli", "demo", "--json", "--break", left_out],
+        env=environ(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    told = json.loads(done.stdout)
+    assert done.returncode == ExitCode.NEGATIVE
+    assert told["verdict"] == "differs"
+    assert told["cause"] == [left_out]
+    assert told["components"][left_out]["first"] is not None
+
+
+def wait_until_group_is_gone(group: int, *, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"processes of the dead launcher still run after {seconds} s")
+
+
+def with_suppressed_kill(group: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)
