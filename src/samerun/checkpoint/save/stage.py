@@ -206,7 +206,7 @@ def _pieces(
         mine = dict(item.parts)
         is_part = len(plan.layouts[plan.tensors[path].layout].ranks) > 1
         pieces += [
-            Piece(component=component, key=key, dtype=item.dtype, box=box, is_part=is_part, tensor=mine[box])
+            Piece(component=component, key=key, dtype=item.dtype, box=box, is_part=is_part, tensor=_part(mine, box))
             for box in plan.boxes_of(path, rank)
         ]
     for path, item in own.items():
@@ -215,3 +215,10 @@ def _pieces(
             tensor = item.parts[0][1]
             pieces.append(Piece(component=component, key=key, dtype=item.dtype, box=None, is_part=False, tensor=tensor))
     return pieces
+
+
+def _part(mine: Mapping[Box, torch.Tensor], box: Box) -> torch.Tensor:
+    """The piece that the plan gave this rank; an empty tensor may be written by a rank that holds no piece of it."""
+    if box.volume == 0 and box not in mine:
+        return torch.empty(box.lengths, dtype=torch.uint8)
+    return mine[box]
