@@ -12,11 +12,15 @@ _HOME = {
     "EpochEnd": "windows",
     "Guarantee": "source",
     "MicroBatch": "source",
+    "PackedDocuments": "packing",
+    "Policy": "elastic",
     "Positions": "cursor",
     "Replica": "source",
     "Stream": "adapters.stream",
     "WindowSampler": "sampler",
     "as_source": "source",
+    "audit": "ledger",
+    "ledger_line": "ledger",
     "mix64": "coverage",
 }
 

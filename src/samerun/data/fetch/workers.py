@@ -74,6 +74,7 @@ def _close_owners() -> None:
 def end_workers(iterator: Any) -> None:
     """Ends the workers of a DataLoader's iterator, if it has any; kills those still busy after a grace period."""
     workers = list(getattr(iterator, "_workers", ()))
+    feeders = [getattr(queue, "_thread", None) for queue in getattr(iterator, "_index_queues", ())]
     # the iterator's finaliser does this, too, but the traceback of an error in a worker keeps it alive
     getattr(iterator, "_shutdown_workers", lambda: None)()
     for worker in workers:
@@ -81,3 +82,7 @@ def end_workers(iterator: Any) -> None:
         if worker.is_alive():
             worker.kill()
             worker.join()
+    for feeder in feeders:
+        if feeder is not None:
+            # a queue's own thread frees the queue's semaphores; if the process ends meanwhile, they are left behind
+            feeder.join(timeout=_GRACE_SECONDS)
