@@ -30,7 +30,7 @@ class Mesh:
             near = max(each, ranks // each * each)
             raise UsageError(
                 f"{ranks} ranks cannot form whole replicas of TP {self.num_tensor} × PP {self.num_pipeline} × "
-                f"CP {self.num_context} = {each} ranks; the nearest mesh has {near} ranks ({near // each} replicas)"
+                f"CP {self.num_context} = {each} ranks; the nearest mesh has {near} ranks ({near // each} × DP)"
             )
 
     @property

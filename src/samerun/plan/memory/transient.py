@@ -97,7 +97,7 @@ def _is_counted(request: MemoryRequest, counts: RankCounts) -> bool:
 
 
 def _gathered_groups(request: MemoryRequest, counts: RankCounts) -> Term | None:
-    """FSDP: at least the block at work, at most the root group, two blocks and the gradients of both."""
+    """FSDP: at least the largest matrix at work, at most the root group, two blocks and the gradients of both."""
     if request.layout.zero_stage < 3 or request.layout.num_shards == 1:
         return None
     if not counts.num_block:
@@ -109,8 +109,8 @@ def _gathered_groups(request: MemoryRequest, counts: RankCounts) -> Term | None:
     trains = request.method is Method.FULL
     blocks = 2 * counts.num_block * (each + (_FULL_PRECISION_BYTES if trains else 0))
     root = counts.num_other * (each + (_FULL_PRECISION_BYTES if trains else 0))
-    formula = f"1 to 2 blocks of {engineering(counts.num_block)} × {each} B, root, their gradients"
-    return _at_most("gathered groups", blocks + root, formula, FSDP, WINDOW, lower=counts.num_block * each)
+    formula = f"a matrix to 2 blocks of {engineering(counts.num_block)} × {each} B, root, gradients"
+    return _at_most("gathered groups", blocks + root, formula, FSDP, WINDOW, lower=counts.largest_matrix * each)
 
 
 def _unsharded_gradients(request: MemoryRequest, counts: RankCounts) -> Term | None:
@@ -131,13 +131,8 @@ def _cast_cache(request: MemoryRequest, counts: RankCounts) -> Term | None:
         return None
     if request.method is not Method.FULL:
         return None
-    upper = 2 * counts.num_base
-    lower = 2 * counts.num_matrix if request.shape is not None and request.activations.recompute.value == "none" else 0
-    return Term(
-        name="autocast weight copies", lower_bytes=lower, upper_bytes=upper, tag=Tag.BOUND,
-        formula=f"≤ {engineering(counts.num_base)} × 2 B", source=AUTOCAST, phases=WINDOW,
-        certain_phases=(Phase.FORWARD,),
-    )  # fmt: skip
+    formula = f"≤ {engineering(counts.num_base)} × 2 B; a compiler may cast again instead"
+    return _at_most("autocast weight copies", 2 * counts.num_base, formula, AUTOCAST, WINDOW)
 
 
 def _dequantized(request: MemoryRequest, counts: RankCounts) -> Term | None:
