@@ -36,9 +36,9 @@ class PackedDocuments:
     """A map-style dataset of packed sequences, for `Data`. Item: {"tokens": int64[S + 1], "document": int64[S + 1]}.
 
     `documents[d]` gives document d's tokens (any sequence of integers, read only when a sequence needs it), and
-    `lengths[d]` says how many there are. "document" numbers the pieces of a sequence 0, 1, 2, …: mask attention and the loss of the
-    first token after a change with it. Memory: 16 bytes a document and epoch; the first sequence of an epoch costs one
-    pass over the lengths.
+    `lengths[d]` says how many there are. "document" numbers the pieces of a sequence 0, 1, 2, …: mask attention and the
+    loss of the first token after a change with it. Memory: 16 bytes a document and epoch; the first sequence of an
+    epoch costs one pass over the lengths.
 
     Guarantee: with `Data`, each token but the tail is a target exactly once per epoch, on any ranks, workers and after
     any resume; documents keep their order within an epoch and get another one in the next. Raises UsageError when a
