@@ -11,8 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from torch.optim.lr_scheduler import ReduceLROnPlateau
-
 from samerun.checkpoint import Store
 from samerun.core.clock import Clock
 from samerun.core.component import Component
@@ -20,7 +18,7 @@ from samerun.core.environ import Launcher
 from samerun.core.events import Journal
 from samerun.core.progress import Progress
 from samerun.data.source import DataWindow
-from samerun.errors import DoNotRestart, Stopped, WindowError
+from samerun.errors import DoNotRestart, Stopped, UsageError, WindowError
 from samerun.preempt.flag import StopFlag
 from samerun.ranks.group import Group
 from samerun.ranks.topology import Topology
@@ -32,8 +30,10 @@ from samerun.run.history import Coverage, Losses
 from samerun.run.start import Started
 from samerun.run.trace import Trace
 from samerun.step.engine import Engine
-from samerun.step.outcome import Outcome
+from samerun.step.noise import NoiseEstimate
+from samerun.step.outcome import Decision
 from samerun.step.parallel.agree import Agreed, Flags
+from samerun.step.schedule import step_schedulers
 from samerun.step.window import Window
 
 _BEST: Final = "best"
@@ -114,7 +114,7 @@ class Attempt:
             data,
             index=int(self.progress.windows),
             flags=self._flags,
-            decided=lambda outcome, agreed: self._decided(data, outcome, agreed),
+            decided=lambda decision: self._decided(data, decision),
             at=self._parts.faults.at,
         )
 
@@ -124,6 +124,12 @@ class Attempt:
         if improved and _BEST not in self._tags:
             self._tags.append(_BEST)
         self.journal.write("evaluated", name=name, value=repr(value), improved=improved)
+
+    def noise(self) -> NoiseEstimate:
+        probe = self._parts.engine.noise
+        if probe is None:
+            raise UsageError("nothing is measured: pass noise_every=10 (windows) to Run")
+        return probe.estimate()
 
     def mean_over_ranks(self, value: float) -> float:
         values = self._parts.group.gather(value)
@@ -149,25 +155,31 @@ class Attempt:
         self._saved_at = parts.clock.monotonic_seconds()
         self._tags = []
 
-    def _decided(self, data: DataWindow, outcome: Outcome, agreed: Agreed) -> None:
-        parts, live = self._parts, self._parts.live
+    def _decided(self, data: DataWindow, decision: Decision) -> None:
+        parts, live, agreed = self._parts, self._parts.live, decision.agreed
         if data.coverage is not None and agreed.coverage != data.coverage:
             raise WindowError(
                 f"window {data.index}: the samples that arrived are not those of positions {data.start} to {data.end}; "
                 f"a dataset, sampler or worker changed the order"
             )
         parts.config.source.commit(data)
-        live.progress = live.progress.after(
-            updated=outcome.updated, samples=agreed.num_samples, tokens=round(agreed.weight)
-        )
-        live.losses.after(outcome)
+        live.progress = decision.progress_after(live.progress)
+        alert = live.losses.after(decision)
         live.coverage.after(agreed)
-        if outcome.updated:
-            for scheduler in parts.config.schedulers.values():
-                if not isinstance(scheduler, ReduceLROnPlateau):
-                    scheduler.step()
-        else:
-            self.journal.write("skipped", window=data.index, reason=outcome.reason.value, scale=outcome.scale)
+        step_schedulers(parts.config.schedulers, decision)
+        for name, outcome in decision.skipped.items():
+            self.journal.write(
+                "skipped",
+                window=data.index,
+                optimizer=name,
+                reason=outcome.reason.value,
+                loss=repr(outcome.loss),
+                scale=outcome.scale,
+            )
+        if alert is not None:
+            self.journal.write("skip_rate", alert=alert, value=live.losses.skips.value)
+            if self.leads:
+                say(alert)
         self._agreed = agreed
 
     def _flags(self) -> Flags:

@@ -16,8 +16,7 @@ from samerun.errors import UsageError
 from samerun.run.goal import SaveInterval
 from samerun.state.extra import Stateful
 from samerun.state.schedule import SchedulerLike
-from samerun.step.parallel.sync import Accumulate
-from samerun.step.precision import Precision
+from samerun.step.options import StepOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,9 +29,7 @@ class RunConfig:
     extra: Mapping[str, Stateful]
     identity: Mapping[str, Any]
     mesh: DeviceMesh | None
-    precision: Precision
-    accumulate: Accumulate
-    max_norm: float | None
+    step: StepOptions
     save_interval: SaveInterval
     keep_last: int
     waive: tuple[str, ...]
@@ -43,8 +40,6 @@ class RunConfig:
                 raise UsageError(f"extra={{{name!r}: …}}: the name is one of Run's own components; choose another")
             if "/" in name or not name:
                 raise UsageError(f"extra={{{name!r}: …}}: names may not be empty or contain '/'")
-        if self.max_norm is not None and not self.max_norm > 0:
-            raise UsageError(f"max_norm={self.max_norm} must be positive; None switches clipping off")
         if self.keep_last < 1:
             raise UsageError(f"keep_last={self.keep_last}: at least one checkpoint is always kept")
         known = {*COMPONENTS, *self.extra}

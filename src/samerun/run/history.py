@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from samerun.errors import UsageError
-from samerun.step.outcome import Outcome
+from samerun.step.noise import NoiseProbe
+from samerun.step.outcome import Decision
 from samerun.step.parallel.agree import Agreed
+from samerun.step.skip_rate import SkipRate
 
 
 @dataclass(slots=True)
@@ -20,9 +22,13 @@ class Losses:
 
     last: float | None = None
     evaluations: dict[str, dict[str, float]] = field(default_factory=dict)
+    skips: SkipRate = field(default_factory=SkipRate)
+    noise: NoiseProbe | None = None
 
-    def after(self, outcome: Outcome) -> None:
-        self.last = outcome.loss
+    def after(self, decision: Decision) -> str | None:
+        """Returns the alert when this window took the skip rate above its limit."""
+        self.last = decision.loss
+        return self.skips.after(skipped=bool(decision.skipped))
 
     def evaluated(self, name: str, value: float, *, better: str | None, update: int) -> bool:
         """Whether `value` is the best so far; never for NaN, nor where nothing is said to be better."""
@@ -40,11 +46,19 @@ class Losses:
         return False
 
     def read(self) -> dict[str, Any]:
-        return {"last": self.last, "evaluations": {name: dict(record) for name, record in self.evaluations.items()}}
+        return {
+            "last": self.last,
+            "evaluations": {name: dict(record) for name, record in self.evaluations.items()},
+            "skips": self.skips.state_dict(),
+            "noise": self.noise.state_dict() if self.noise is not None else None,
+        }
 
     def write(self, saved: Mapping[str, Any]) -> None:
         self.last = saved["last"]
         self.evaluations = {name: dict(record) for name, record in saved["evaluations"].items()}
+        self.skips.load_state_dict(saved["skips"])
+        if self.noise is not None and saved["noise"] is not None:
+            self.noise.load_state_dict(saved["noise"])
 
 
 @dataclass(slots=True)

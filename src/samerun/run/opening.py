@@ -32,6 +32,8 @@ from samerun.state.rng import Rng, preserved_rng
 from samerun.state.schedule import Schedule
 from samerun.step.engine import Engine
 from samerun.step.parallel.sync import settle_bucket_order
+from samerun.step.precision import Precision
+from samerun.step.schedule import lr_setters
 
 
 def open_attempt(config: RunConfig, stop: StopFlag) -> Attempt:
@@ -44,12 +46,12 @@ def open_attempt(config: RunConfig, stop: StopFlag) -> Attempt:
     faults = FaultPoints(plan, rank=group.rank, window=lambda: int(live.progress.windows))
     engine = Engine(
         models=config.models,
-        optimizer=next(iter(config.optimizers.values())),
+        optimizers=config.optimizers,
         topology=topology,
-        precision=config.precision,
-        max_norm=config.max_norm,
-        accumulate=config.accumulate,
+        options=config.step,
+        before_update=lr_setters(config.schedulers, config.optimizers, lambda: live.progress),
     )
+    live.losses.noise = engine.noise
     identity = _identity(config)
     with preserved_rng():
         settle_bucket_order(config.models)
@@ -96,8 +98,8 @@ def _components(config: RunConfig, engine: Engine, live: Live) -> list[Component
         *(Extra(name, value) for name, value in config.extra.items()),
         Rng(),
     ]
-    if engine.loss_scale.enabled:
-        own.append(Record("scaler", engine.loss_scale.state_dict, engine.loss_scale.load_state_dict))
+    if config.step.precision is Precision.FP16:
+        own.append(Record("scaler", engine.scaler_state, engine.load_scaler_state))
     order = {name: position for position, name in enumerate(COMPONENTS)}
     return sorted(own, key=lambda component: order.get(component.name, order["ema"]))
 
@@ -108,11 +110,7 @@ def _identity(config: RunConfig) -> dict[str, Any]:
         "data": config.source.identity(),
         "optimizer": {name: optimizer_identity(optimizer) for name, optimizer in config.optimizers.items()},
         "scheduler": {name: scheduler_identity(scheduler) for name, scheduler in config.schedulers.items()},
-        "step": {
-            "precision": config.precision.value,
-            "max_norm": config.max_norm,
-            "accumulate": config.accumulate.value,
-        },
+        "step": config.step.identity(),
         "user": user_identity(config.identity),
     }
 

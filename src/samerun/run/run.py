@@ -34,8 +34,11 @@ from samerun.run.opening import open_attempt
 from samerun.state.extra import Stateful
 from samerun.state.rng import preserved_rng
 from samerun.state.schedule import SchedulerLike
+from samerun.step.noise import NoiseEstimate
+from samerun.step.options import Objective, StepOptions
 from samerun.step.parallel.sync import Accumulate
 from samerun.step.precision import Precision
+from samerun.step.schedule import Clock, Curve, clocked
 from samerun.step.window import Window
 
 
@@ -55,32 +58,40 @@ class Run:
         self,
         path: str | Path,
         *,
-        model: nn.Module,
-        optimizer: Optimizer,
+        model: nn.Module | Mapping[str, nn.Module],
+        optimizer: Optimizer | Mapping[str, Optimizer],
         data: Any,
-        scheduler: SchedulerLike | None = None,
+        scheduler: SchedulerLike | Curve | Mapping[str, SchedulerLike | Curve] | None = None,
         extra: Mapping[str, Stateful] | None = None,
         identity: Mapping[str, Any] | None = None,
         mesh: DeviceMesh | None = None,
         precision: str | Precision = Precision.FP32,
         accumulate: str | Accumulate = Accumulate.SHARDED,
+        objective: str | Objective = Objective.TOKEN_MEAN,
+        clock: str | Clock = Clock.UPDATES,
         max_norm: float | None = None,
+        noise_every: int | None = None,
         save_every: str = "10 min",
         keep_last: int = 5,
         waive: Sequence[str] = (),
     ) -> None:
+        optimizers = as_mapping(optimizer)
         self._config = RunConfig(
             path=environ.run_path_override() or str(path),
             models=as_mapping(model),
-            optimizers=as_mapping(optimizer),
-            schedulers=as_mapping(scheduler) if scheduler is not None else {},
+            optimizers=optimizers,
+            schedulers=clocked(optimizers, as_mapping(scheduler) if scheduler is not None else {}, Clock.parse(clock)),
             source=as_source(data),
             extra=dict(extra or {}),
             identity=dict(identity or {}),
             mesh=mesh,
-            precision=Precision.parse(precision),
-            accumulate=Accumulate.parse(accumulate),
-            max_norm=max_norm,
+            step=StepOptions(
+                precision=Precision.parse(precision),
+                objective=Objective.parse(objective),
+                accumulate=Accumulate.parse(accumulate),
+                max_norm=max_norm,
+                noise_every=noise_every,
+            ),
             save_interval=SaveInterval.parse(save_every),
             keep_last=keep_last,
             waive=tuple(waive),
@@ -162,7 +173,11 @@ class Run:
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         """The run's precision for code outside a window's batches, such as an evaluation."""
         device = next(next(iter(self._config.models.values())).parameters()).device
-        return self._config.precision.autocast(device)
+        return self._config.step.precision.autocast(device)
+
+    def noise(self) -> NoiseEstimate:
+        """The gradient noise scale measured so far. Raises UsageError unless `noise_every=` was given."""
+        return self._opened().noise()
 
     def _let_go(self, error: BaseException | None) -> None:
         self._config.source.close()

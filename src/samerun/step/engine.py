@@ -15,43 +15,90 @@ With D replicas whose averaged gradients are g = (1/D)·Σ∇(loss_sum), the gra
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import nn
 
+from samerun.errors import UsageError
 from samerun.ranks.topology import Topology
+from samerun.step.noise import NoiseProbe
+from samerun.step.options import StepOptions
 from samerun.step.outcome import Outcome, Reason
-from samerun.step.parallel.agree import Agreed, Local, Share, agree
+from samerun.step.parallel.agree import Agreed, Local, Share, agree, sum_over_ranks
 from samerun.step.parallel.gradients import gradients_of, multiply, squared_norm
-from samerun.step.parallel.sync import Accumulate, GradientSync
+from samerun.step.parallel.sync import GradientSync
 from samerun.step.precision import LossScale, Precision
 
 _CLIP_EPSILON = 1e-6
 """torch.nn.utils.clip_grad_norm_'s: keeps the same clipped values as that function."""
 
+BeforeUpdate = Callable[[Agreed], float]
+"""Called between the agreement and the step of a window that updates: sets the learning rate, returns the first one."""
+
 
 class Engine:
-    """What stays from window to window: optimizer, scaler, precision, synchronisation."""
+    """What stays from window to window: optimizers, loss scales, synchronisation."""
 
     def __init__(
         self,
         *,
         models: Mapping[str, nn.Module],
-        optimizer: torch.optim.Optimizer,
+        optimizers: Mapping[str, torch.optim.Optimizer],
         topology: Topology,
-        precision: Precision,
-        max_norm: float | None,
-        accumulate: Accumulate,
+        options: StepOptions,
+        before_update: Mapping[str, BeforeUpdate] | None = None,
     ) -> None:
         self.models = models
         self.topology = topology
-        self.precision = precision
-        self.sync = GradientSync(models, accumulate)
-        self.device = _device_of(optimizer)
-        self.loss_scale = LossScale(precision, self.device)
+        self.options = options
+        self.device = _device_of(optimizers)
+        self.sync = GradientSync(models, options.accumulate, per_optimizer=len(optimizers) > 1)
+        self.noise = NoiseProbe.of(options.noise_every, self.sync, num_optimizers=len(optimizers))
+        hooks = before_update or {}
+        self.updaters = {
+            name: Updater(self, optimizer, before_update=hooks.get(name)) for name, optimizer in optimizers.items()
+        }
+
+    def updater(self, of: str | None) -> tuple[str, Updater]:
+        """By name; the name may be left out when there is one. Raises UsageError."""
+        if of is None and len(self.updaters) == 1:
+            of = next(iter(self.updaters))
+        if of not in self.updaters:
+            got = "without a name" if of is None else f"for {of!r}"
+            raise UsageError(f"this run has the optimizers {sorted(self.updaters)}, got a call {got}; name one of them")
+        return of, self.updaters[of]
+
+    def drop_gradients(self) -> None:
+        for updater in self.updaters.values():
+            updater.drop_gradients()
+
+    def scaler_state(self) -> dict[str, object]:
+        """The loss scales: of the one optimizer, or by name."""
+        states = {name: updater.loss_scale.state_dict() for name, updater in self.updaters.items()}
+        return dict(states) if len(states) > 1 else next(iter(states.values()))
+
+    def load_scaler_state(self, state: dict[str, object]) -> None:
+        for name, updater in self.updaters.items():
+            mine = state if len(self.updaters) == 1 else state.get(name)
+            if not isinstance(mine, dict):
+                raise UsageError(f"the checkpoint holds no loss scale for the optimizer {name!r}")
+            updater.loss_scale.load_state_dict(mine)
+
+
+class Updater:
+    """One optimizer: judges its gradients with all ranks, then steps or skips."""
+
+    def __init__(self, engine: Engine, optimizer: torch.optim.Optimizer, *, before_update: BeforeUpdate | None) -> None:
+        self.loss_scale = LossScale(engine.options.precision, engine.device)
+        self._engine = engine
         self._optimizer = optimizer
-        self._max_norm = max_norm
+        self._before_update = before_update
+        if engine.options.precision is Precision.FP16 and any(p.dtype == torch.float16 for p in self.trained()):
+            raise UsageError(
+                "precision='fp16' keeps parameters in fp32 and runs the forward in fp16; these parameters are fp16 "
+                "themselves, so small updates would vanish: leave out model.half()"
+            )
 
     def trained(self) -> list[nn.Parameter]:
         return [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
@@ -59,47 +106,64 @@ class Engine:
     def drop_gradients(self) -> None:
         self._optimizer.zero_grad(set_to_none=True)
 
+    def expect(self, weight: torch.Tensor | float, num_batches: int) -> None:
+        """Before the run's first scaled loss: all ranks choose the loss scale's shift from what they are about to see.
+
+        Collective in that one moment only.
+        """
+        if self.loss_scale.shift is not None:
+            return
+        mine = self._engine.topology.leads * num_batches
+        total = sum_over_ranks(torch.as_tensor(weight, device=self._engine.device).detach().double() * mine)
+        self.loss_scale.start(total / self._engine.topology.num_replicas)
+
     def decide(self, share: Share) -> tuple[Outcome, Agreed]:
         """Judges the window with all ranks and updates or skips. Collective."""
-        lr = float(self._optimizer.param_groups[0]["lr"])
+        device, replicas = self._engine.device, self._engine.topology.num_replicas
         gradients = gradients_of(self.trained())
-        if gradients:
-            self.loss_scale.unscale(self._optimizer)
-        local = Local(squared_norm=squared_norm(gradients, self.device), scale=self.loss_scale.on_device(self.device))
-        agreed = agree(share, local, leads=self.topology.leads, device=self.device)
+        self._engine.sync.before_step(gradients)
+        self.loss_scale.unscale(self._optimizer)
+        scale, norm_squared = self.loss_scale.on_device(), squared_norm(gradients, device)
+        local = Local(squared_norm=norm_squared, scale=scale, lr=self._lr_on_device())
+        agreed = agree(share, local, leads=self._engine.topology.leads, device=device)
         reason = judge(agreed)
-        factor = self._objective_factor(agreed)
+        factor = replicas / agreed.weight * 2.0**self._shift if agreed.weight > 0 else 0.0
         norm = math.sqrt(agreed.squared_norm) * factor if reason is Reason.UPDATED else math.nan
-        clip = self._clip_factor(norm)
+        clip = clip_factor(norm, self._engine.options.max_norm)
+        lr = agreed.lr
         if reason is Reason.UPDATED:
+            lr = self._before_update(agreed) if self._before_update is not None else lr
             multiply(gradients, factor * clip)
             self._optimizer.step()
-        if reason in (Reason.UPDATED, Reason.NON_FINITE_GRAD) and gradients:
-            self.loss_scale.update()
-        else:
-            self.loss_scale.drop()
-        self.loss_scale.expect_weight(agreed.weight / self.topology.num_replicas)
+        judged_gradients = reason in (Reason.UPDATED, Reason.NON_FINITE_GRAD)
+        overflowed = reason is Reason.NON_FINITE_GRAD if judged_gradients else None
+        self.loss_scale.settle(self._optimizer, overflowed=overflowed)
+        outcome = self._outcome(reason, agreed, norm=norm, clip=clip, lr=lr)
+        if self._engine.noise is not None:
+            self._engine.noise.decided(outcome, agreed.noise, backward_scale=agreed.scale * 2.0**-self._shift)
+        self.loss_scale.expect_weight(agreed.weight / replicas)
         self.drop_gradients()
-        bad = agreed.num_bad_losses > 0 or agreed.weight == 0
+        return outcome, agreed
+
+    @property
+    def _shift(self) -> int:
+        return self.loss_scale.shift or 0
+
+    def _outcome(self, reason: Reason, agreed: Agreed, *, norm: float, clip: float, lr: float | None) -> Outcome:
+        bad = agreed.num_bad_losses > 0 or agreed.weight <= 0
         return Outcome(
             reason=reason,
             loss=math.nan if bad else agreed.loss_sum / agreed.weight,
             grad_norm=norm,
             grad_norm_clipped=norm * clip,
             weight=agreed.weight,
-            lr=lr,
+            lr=float(self._optimizer.param_groups[0]["lr"]) if lr is None else lr,
             scale=agreed.scale,
-        ), agreed
+        )
 
-    def _objective_factor(self, agreed: Agreed) -> float:
-        if agreed.weight <= 0:
-            return 0.0
-        return self.topology.num_replicas / agreed.weight * 2.0**self.loss_scale.shift
-
-    def _clip_factor(self, norm: float) -> float:
-        if self._max_norm is None or not math.isfinite(norm):
-            return 1.0
-        return min(1.0, self._max_norm / (norm + _CLIP_EPSILON))
+    def _lr_on_device(self) -> torch.Tensor | None:
+        lr = self._optimizer.param_groups[0]["lr"]
+        return lr.detach().to(self._engine.device, torch.float64).reshape(()) if isinstance(lr, torch.Tensor) else None
 
 
 def judge(agreed: Agreed) -> Reason:
@@ -113,7 +177,15 @@ def judge(agreed: Agreed) -> Reason:
     return Reason.UPDATED
 
 
-def _device_of(optimizer: torch.optim.Optimizer) -> torch.device:
-    device = next(parameter.device for group in optimizer.param_groups for parameter in group["params"])
+def clip_factor(norm: float, max_norm: float | None) -> float:
+    """min(1, max_norm / (norm + 1e-6)); 1 without a limit or a finite norm."""
+    if max_norm is None or not math.isfinite(norm):
+        return 1.0
+    return min(1.0, max_norm / (norm + _CLIP_EPSILON))
+
+
+def _device_of(optimizers: Mapping[str, torch.optim.Optimizer]) -> torch.device:
+    groups = [group for optimizer in optimizers.values() for group in optimizer.param_groups]
+    device = next(parameter.device for group in groups for parameter in group["params"])
     assert isinstance(device, torch.device)
     return device

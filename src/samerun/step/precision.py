@@ -44,27 +44,30 @@ class Precision(Enum):
 
 
 class LossScale:
-    """The GradScaler of a run, or nothing at all for precisions that need none."""
+    """The GradScaler of one optimizer, or nothing at all for precisions that need none."""
 
     def __init__(self, precision: Precision, device: torch.device) -> None:
         self._scaler = torch.amp.GradScaler(device.type) if precision is Precision.FP16 else None
-        self.shift = 0
+        self._device = device
+        self.shift: int | None = 0 if self._scaler is None else None
+        """None until the run's first loss: nothing is known about weights before."""
+        if self._scaler is not None:
+            # torch makes the scale at the first scaled loss; a resumed scale must exist before that
+            self._scaler._lazy_init_scale_growth_tracker(device)
 
     @property
     def enabled(self) -> bool:
         return self._scaler is not None
 
-    def on_device(self, device: torch.device) -> torch.Tensor:
+    def on_device(self) -> torch.Tensor:
         """The current loss scale, float64, 0-dim, on the device: reading it here costs no synchronisation."""
         live = self._scaler._get_scale_async() if self._scaler is not None else None
-        if live is None:
-            start = self._scaler.get_scale() if self._scaler is not None else 1.0
-            return torch.full((), start, dtype=torch.float64, device=device)
-        return live.to(torch.float64).clone()
+        return torch.ones((), dtype=torch.float64, device=self._device) if live is None else live.double().clone()
 
     def scaled(self, loss_sum: torch.Tensor) -> torch.Tensor:
         if self._scaler is None:
             return loss_sum
+        assert self.shift is not None
         scaled = self._scaler.scale(loss_sum * 2.0**-self.shift)
         assert isinstance(scaled, torch.Tensor)
         return scaled
@@ -73,19 +76,32 @@ class LossScale:
         if self._scaler is not None:
             self._scaler.unscale_(optimizer)
 
-    def update(self) -> None:
-        if self._scaler is not None:
-            self._scaler.update()
+    def settle(self, optimizer: torch.optim.Optimizer, *, overflowed: bool | None) -> None:
+        """The window's end. True halves the scale, False lets it grow in time, None leaves scale and growth alone.
 
-    def drop(self) -> None:
-        """Forgets this window's unscaling without touching scale or growth: GradScaler offers `update` only."""
-        if self._scaler is not None:
-            self._scaler._per_optimizer_states.clear()
+        What torch's own check found on this rank is overruled by what all ranks agreed: scales must never differ.
+        """
+        if self._scaler is None:
+            return
+        if overflowed is not None:
+            found = torch.full((), float(overflowed), device=self._device)
+            self._scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"] = {self._device: found}
+            self._scaler.update()
+        self._scaler._per_optimizer_states.clear()
+
+    def start(self, weight_per_replica: float) -> None:
+        """Chooses the first shift of a run, from what the first losses say about its window."""
+        self.shift = 0
+        if math.isfinite(weight_per_replica):
+            self.expect_weight(weight_per_replica)
 
     def expect_weight(self, weight_per_replica: float) -> None:
-        """Chooses the next window's shift from this one's agreed weight; a power of two changes no rounding."""
+        """Chooses the shift for windows of about this agreed weight; a power of two changes no rounding.
+
+        Rounded up: the shifted sum is never larger than the mean, and at least half of it.
+        """
         if self._scaler is not None and weight_per_replica > 0:
-            self.shift = max(0, round(math.log2(weight_per_replica)))
+            self.shift = max(0, math.ceil(math.log2(weight_per_replica)))
 
     def state_dict(self) -> dict[str, Any]:
         if self._scaler is None:
@@ -102,5 +118,6 @@ class LossScale:
         if not state:
             raise UsageError("precision='fp16' needs a loss scale, and the checkpoint was saved without one")
         state = dict(state)
-        self.shift = int(state.pop("shift"))
+        shift = state.pop("shift")
+        self.shift = None if shift is None else int(shift)
         self._scaler.load_state_dict(state)

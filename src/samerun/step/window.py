@@ -7,6 +7,9 @@
 
 A window is decided or it never happened. Leaving the loop early, a batch without backward, or a second step raise
 WindowError; the gradients are dropped and nothing is committed.
+
+With several optimizers (a GAN) each has its own loss and its own decision: `backward(…, of="d")`, `step("d")`. A loss
+leaves gradients with its own optimizer only, whichever models it ran through; the last optimizer closes the window.
 """
 
 from __future__ import annotations
@@ -22,8 +25,9 @@ from samerun.errors import UsageError, WindowError
 from samerun.state import names
 from samerun.state.rng import preserved_rng
 from samerun.step.engine import Engine
-from samerun.step.outcome import Outcome
-from samerun.step.parallel.agree import Agreed, Flags, Share
+from samerun.step.options import Objective
+from samerun.step.outcome import Decision, Outcome
+from samerun.step.parallel.agree import Agreed, Flags, Share, Tally
 from samerun.step.parallel.filler import ForwardRecorder
 
 
@@ -66,7 +70,7 @@ class Window:
         *,
         index: int,
         flags: Callable[[], Flags],
-        decided: Callable[[Outcome, Agreed], None],
+        decided: Callable[[Decision], None],
         at: Callable[[str], None],
     ) -> None:
         self._engine = engine
@@ -77,12 +81,15 @@ class Window:
         self._decided = decided
         self._at = at
         self._phase = _Phase.OPEN
-        self._awaiting_backward = False
+        self._had_backward: set[str] | None = None
+        """Which optimizers this batch had a loss for; None where there is no batch."""
         self._autocast = contextlib.ExitStack()
         self._recorder = ForwardRecorder(engine.models)
         self._buffers = {name: buffer.detach().clone() for name, buffer in names.buffers(engine.models).items()}
         zero = torch.zeros((), dtype=torch.float64, device=engine.device)
-        self._weight, self._loss_sum, self._num_bad = zero, zero, zero
+        self._tallies = {name: Tally(zero, zero, zero) for name in engine.updaters}
+        self._outcomes: dict[str, Outcome] = {}
+        self._is_last = False
         self._num_samples = 0
         self._coverage = 0
 
@@ -99,8 +106,12 @@ class Window:
         if self._phase is not _Phase.OPEN:
             raise WindowError(f"window {self.index} was iterated before ({self._phase.value}); take the next window")
         self._phase = _Phase.HANDING_OUT
+        self._engine.drop_gradients()
+        if self._engine.noise is not None:
+            self._engine.noise.begin(self.index, self._engine.device)
         try:
             yield from self._hand_out()
+            self._had_backward = None
             self._fill()
             self._phase = _Phase.EXHAUSTED
         finally:
@@ -110,52 +121,86 @@ class Window:
             if self._phase is _Phase.HANDING_OUT:
                 self._phase = _Phase.BROKEN
                 self._engine.drop_gradients()
+                self._put_buffers_back()
 
     def backward(
-        self, loss_sum: torch.Tensor | None = None, weight: torch.Tensor | float | None = None, *, mean: Any = None
+        self,
+        loss_sum: torch.Tensor | None = None,
+        weight: torch.Tensor | float | None = None,
+        *,
+        mean: torch.Tensor | None = None,
+        of: str | None = None,
     ) -> None:
         """Backward of one batch's `loss_sum`: the sum over its `weight` supervised tokens (or examples).
 
         `mean=loss, weight=n` is the same for a loss that is a mean over n. `weight` may be a 0-dim tensor on the
-        device. No host synchronisation. Raises WindowError outside a batch, UsageError for what is no scalar loss.
+        device. `of` names the optimizer where there are several; its losses may also follow after the last batch. No
+        host synchronisation but once, before the first scaled loss of a run. Raises WindowError outside a batch,
+        UsageError for what is no scalar loss that depends on a trained parameter.
         """
         self._autocast.close()
-        loss, weight = self._one_loss(loss_sum, weight, mean)
-        self._count(loss.detach(), weight)
-        torch.autograd.backward(self._engine.loss_scale.scaled(loss))
-        self._awaiting_backward = False
+        name, updater = self._engine.updater(of)
+        loss, weight = self._one_loss(loss_sum, weight, mean, name)
+        if not loss.requires_grad:
+            raise UsageError(
+                f"window {self.index}: the loss depends on no trained parameter (requires_grad is False); was it "
+                f"computed under torch.no_grad(), or detached?"
+            )
+        self._tallies[name].add(loss.detach(), weight)
+        updater.expect(weight, max(1, len(self)))
+        with self._others_untouched(name):
+            torch.autograd.backward(updater.loss_scale.scaled(loss))
+        if self._engine.noise is not None:
+            self._engine.noise.after_backward(updater.trained(), weight, last=self._is_last)
 
-    def record(self, loss_sum: torch.Tensor, weight: torch.Tensor | float) -> None:
+    def record(self, loss_sum: torch.Tensor, weight: torch.Tensor | float, *, of: str | None = None) -> None:
         """Counts a batch whose backward the user's code ran itself, on exactly this `loss_sum`."""
         self._autocast.close()
-        if self._engine.loss_scale.enabled:
+        name, updater = self._engine.updater(of)
+        if updater.loss_scale.enabled:
             raise UsageError(
                 f"window {self.index}: record() cannot be used with precision='fp16', where the loss must be scaled "
                 f"before backward; use window.backward(loss_sum, weight)"
             )
-        loss, weight = self._one_loss(loss_sum, weight, None)
-        self._count(loss.detach(), weight)
-        self._awaiting_backward = False
+        loss, weight = self._one_loss(loss_sum, weight, None, name)
+        self._tallies[name].add(loss.detach(), weight)
+        if self._engine.noise is not None:
+            self._engine.noise.after_backward(updater.trained(), weight, last=self._is_last)
 
-    def step(self) -> Outcome:
-        """Decides the window with all ranks. Collective. Raises WindowError unless every batch had its backward."""
+    def step(self, of: str | None = None) -> Outcome:
+        """Decides the window with all ranks, for the optimizer `of` where there are several. Collective.
+
+        Raises WindowError unless every batch had its backward, and for a second step.
+        """
         if self._phase is not _Phase.EXHAUSTED:
             raise WindowError(f"window {self.index}: step() while it is {self._phase.value}; {_ADVICE[self._phase]}")
+        name, updater = self._engine.updater(of)
+        if name in self._outcomes:
+            raise WindowError(f"window {self.index}: a second step({name!r}); each optimizer steps once per window")
         self._at(f"window:{self.index}.step")
-        share = Share(
-            weight=self._weight,
-            loss_sum=self._loss_sum,
-            num_bad_losses=self._num_bad,
+        outcome, agreed = updater.decide(self._share(name))
+        self._outcomes[name] = outcome
+        if not outcome.updated:
+            self._put_buffers_back()
+        if len(self._outcomes) == len(self._engine.updaters):
+            self._close(agreed)
+        return outcome
+
+    def _close(self, agreed: Agreed) -> None:
+        self._phase = _Phase.DECIDED
+        self._decided(Decision(outcomes=self._outcomes, agreed=agreed))
+
+    def _share(self, name: str) -> Share:
+        tally = self._tallies[name]
+        return Share(
+            weight=tally.weight,
+            loss_sum=tally.loss_sum,
+            num_bad_losses=tally.num_bad,
             num_samples=self._num_samples,
             coverage=self._coverage,
             flags=self._flags(),
+            noise=self._engine.noise.share() if self._engine.noise is not None else None,
         )
-        outcome, agreed = self._engine.decide(share)
-        if not outcome.updated:
-            self._put_buffers_back()
-        self._phase = _Phase.DECIDED
-        self._decided(outcome, agreed)
-        return outcome
 
     def _hand_out(self) -> Iterator[Any]:
         last_slot = (self._data.slots if self._engine.sync.forwards_must_match else len(self)) - 1
@@ -163,13 +208,14 @@ class Window:
             self._at(f"window:{self.index}.microbatch:{slot}")
             self._num_samples += microbatch.num_samples
             self._coverage = (self._coverage + microbatch.coverage) % 2**64
-            self._engine.sync.before_forward(last=slot == last_slot)
+            self._is_last = slot == last_slot
+            self._engine.sync.before_forward(last=self._is_last)
             if slot == len(self) - 1 and slot < last_slot:
                 self._recorder.start()
-            self._autocast.enter_context(self._engine.precision.autocast(self._engine.device))
-            self._awaiting_backward = True
+            self._autocast.enter_context(self._engine.options.precision.autocast(self._engine.device))
+            self._had_backward = set()
             yield microbatch.value
-            if self._awaiting_backward:
+            if not self._had_backward:
                 raise WindowError(
                     f"window {self.index}, batch {slot} of {len(self)}: no backward before the next batch; call "
                     f"window.backward(loss_sum, weight) once for each batch (weight 0 for an empty one)"
@@ -184,34 +230,60 @@ class Window:
         kept = {name: buffer.detach().clone() for name, buffer in names.buffers(self._engine.models).items()}
         for remaining in reversed(range(missing)):
             self._engine.sync.before_forward(last=remaining == 0)
-            with preserved_rng(), self._engine.precision.autocast(self._engine.device):
+            with preserved_rng(), self._engine.options.precision.autocast(self._engine.device):
                 self._recorder.replay()
         self._copy_into_buffers(kept)
 
     def _one_loss(
-        self, loss_sum: torch.Tensor | None, weight: torch.Tensor | float | None, mean: Any
+        self, loss_sum: torch.Tensor | None, weight: torch.Tensor | float | None, mean: torch.Tensor | None, name: str
     ) -> tuple[torch.Tensor, torch.Tensor | float]:
-        if not self._awaiting_backward:
-            raise WindowError(
-                f"window {self.index}: backward() without a batch, or a second one for the same batch; add the parts "
-                f"of a batch's loss and call backward once"
-            )
+        """The summed loss as a 0-dim tensor and its weight; notes that this batch had its loss of `name`."""
+        if weight is None and mean is not None and self._engine.options.objective is Objective.MICROBATCH_MEAN:
+            weight = 1
         if (loss_sum is None) == (mean is None) or weight is None:
-            raise UsageError("call backward(loss_sum, weight) for a summed loss, or backward(mean=loss, weight=n)")
-        loss = loss_sum if loss_sum is not None else mean * weight
+            raise UsageError(
+                "call backward(loss_sum, weight) for a summed loss, or backward(mean=loss, weight=n) for a mean over n "
+                "tokens: without the count a window of unequal batches cannot be averaged right"
+            )
+        if not isinstance(weight, torch.Tensor) and not 0 <= weight < float("inf"):
+            raise UsageError(f"window {self.index}: weight={weight} must be a finite number of tokens, 0 or more")
+        loss: Any = loss_sum if mean is None else _summed(mean, weight)
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             raise UsageError(
                 f"window {self.index}: the loss must be one number in a tensor, got "
                 f"{tuple(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__}; sum it over tokens"
             )
+        self._note_backward(name)
         return loss.reshape(()), weight
 
-    def _count(self, loss: torch.Tensor, weight: torch.Tensor | float) -> None:
-        exact = loss.to(self._engine.device, torch.float64)
-        finite = torch.isfinite(exact)
-        self._loss_sum = self._loss_sum + torch.where(finite, exact, torch.zeros_like(exact))
-        self._num_bad = self._num_bad + (~finite).to(torch.float64)
-        self._weight = self._weight + torch.as_tensor(weight, dtype=torch.float64, device=self._engine.device).detach()
+    def _note_backward(self, name: str) -> None:
+        if self._had_backward is not None and name not in self._had_backward:
+            self._had_backward.add(name)
+            return
+        afterwards = self._phase is _Phase.EXHAUSTED and name not in self._outcomes
+        if not (afterwards and len(self._engine.updaters) > 1):
+            raise WindowError(
+                f"window {self.index}: backward() without a batch, or a second one for the same batch; add the parts "
+                f"of a batch's loss and call backward once"
+            )
+
+    @contextlib.contextmanager
+    def _others_untouched(self, name: str) -> Iterator[None]:
+        """A generator's loss runs through the discriminator and must leave no gradients there."""
+        others = [
+            parameter
+            for other, updater in self._engine.updaters.items()
+            if other != name
+            for parameter in updater.trained()
+        ]
+        gradients = [parameter.grad for parameter in others]
+        for parameter in others:
+            parameter.grad = None
+        try:
+            yield
+        finally:
+            for parameter, gradient in zip(others, gradients, strict=True):
+                parameter.grad = gradient
 
     def _put_buffers_back(self) -> None:
         """A forward that is later skipped must leave no trace: BatchNorm would keep its infinities (DESIGN §9.2)."""
@@ -220,7 +292,17 @@ class Window:
     def _copy_into_buffers(self, values: dict[str, torch.Tensor]) -> None:
         with torch.no_grad():
             for name, buffer in names.buffers(self._engine.models).items():
-                buffer.copy_(values[name])
+                if name in values and values[name].shape == buffer.shape:  # else the forward has just made it
+                    buffer.copy_(values[name])
+
+
+def _summed(mean: Any, weight: torch.Tensor | float) -> Any:
+    """The sum behind a mean; 0 for a mean over nothing, which is NaN."""
+    if not isinstance(mean, torch.Tensor):
+        return mean
+    total = mean * weight
+    counted = weight > 0 if isinstance(weight, torch.Tensor) else torch.full_like(total, weight > 0, dtype=torch.bool)
+    return torch.where(counted, total, torch.zeros_like(total))
 
 
 _ADVICE = {

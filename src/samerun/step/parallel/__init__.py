@@ -1,1 +1,1 @@
-"""What a step does because there are several ranks: agree, exchange gradients, norm sharded ones, keep forwards even."""
+"""What a step does because there are several ranks: agree, exchange gradients, norm shards, keep forwards even."""

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 _HALF: Final = 1 << 32
+_NUM_NOISE: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +28,28 @@ class Flags:
     """The time for a periodic save has come by this rank's clock; only one rank's clock is asked."""
 
 
+@dataclass(slots=True)
+class Tally:
+    """One optimizer's sums over this rank's part of the window: float64, 0-dim, on the device."""
+
+    weight: torch.Tensor
+    loss_sum: torch.Tensor
+    num_bad: torch.Tensor
+
+    def add(self, loss: torch.Tensor, weight: torch.Tensor | float) -> None:
+        """A bad number is counted and left out: one NaN would poison the sum for everybody."""
+        loss = loss.to(self.weight.device, torch.float64)
+        if isinstance(weight, torch.Tensor):
+            weight = weight.detach().to(self.weight.device, torch.float64).reshape(())
+            good = torch.isfinite(loss) & torch.isfinite(weight) & (weight >= 0)
+            self.weight = self.weight + torch.where(good, weight, torch.zeros_like(weight))
+        else:
+            good = torch.isfinite(loss)
+            self.weight = self.weight + weight
+        self.loss_sum = self.loss_sum + torch.where(good, loss, torch.zeros_like(loss))
+        self.num_bad = self.num_bad + (~good).to(torch.float64)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
     """One rank's part of a window. Tensors are float64, 0-dim, on the device."""
@@ -37,6 +60,8 @@ class Share:
     num_samples: int
     coverage: int
     flags: Flags
+    noise: torch.Tensor | None = None
+    """Where gradient noise is measured: Σ|g_k|², Σ 1/n_k, number of microbatches k; g_k with loss scale and shift."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +70,8 @@ class Local:
 
     squared_norm: torch.Tensor
     scale: torch.Tensor
+    lr: torch.Tensor | None = None
+    """Only where the learning rate lives on the device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,11 +84,13 @@ class Agreed:
     num_bad_norms: int
     squared_norm: float
     scale: float
+    lr: float | None
     num_samples: int
     coverage: int
     num_stop: int
     num_abandon: int
     num_save_due: int
+    noise: tuple[float, ...]
 
 
 def agree(share: Share, local: Local, *, leads: bool, device: torch.device) -> Agreed:
@@ -73,7 +102,9 @@ def agree(share: Share, local: Local, *, leads: bool, device: torch.device) -> A
         *(int(getattr(share.flags, field.name)) for field in fields(Flags)),
     ]
     bad_norm = (~torch.isfinite(local.squared_norm)).to(torch.float64)
-    sums = torch.stack([share.weight, share.loss_sum])
+    zeros = torch.zeros(_NUM_NOISE, dtype=torch.float64, device=device)
+    noise = share.noise if share.noise is not None else zeros
+    sums = torch.cat([torch.stack([share.weight, share.loss_sum]), noise])
     vector = torch.cat(
         [
             sums if leads else torch.zeros_like(sums),
@@ -83,8 +114,10 @@ def agree(share: Share, local: Local, *, leads: bool, device: torch.device) -> A
     )
     if dist.is_available() and dist.is_initialized():
         dist.all_reduce(vector)
-    values = torch.cat([vector, torch.stack([local.squared_norm, local.scale])]).tolist()
-    weight, loss_sum, bad_losses, bad_norms, samples, low, high, stop, abandon, save_due, squared_norm, scale = values
+    lr = local.lr if local.lr is not None else zeros[0]
+    values = torch.cat([vector, torch.stack([local.squared_norm, local.scale, lr])]).tolist()
+    weight, loss_sum, *noise_sums, bad_losses, bad_norms, samples, low, high, stop, abandon, save_due = values[:-3]
+    squared_norm, scale, read_lr = values[-3:]
     return Agreed(
         weight=weight,
         loss_sum=loss_sum,
@@ -92,9 +125,27 @@ def agree(share: Share, local: Local, *, leads: bool, device: torch.device) -> A
         num_bad_norms=int(bad_norms),
         squared_norm=squared_norm,
         scale=scale,
+        lr=read_lr if local.lr is not None else None,
         num_samples=int(samples),
         coverage=(int(low) + int(high) * _HALF) % (_HALF * _HALF),
         num_stop=int(stop),
         num_abandon=int(abandon),
         num_save_due=int(save_due),
+        noise=tuple(noise_sums),
     )
+
+
+def sum_over_ranks(value: torch.Tensor) -> float:
+    """A float64 0-dim tensor summed over all ranks. Collective, and one copy to the host: for once-a-run questions."""
+    total = value.clone()
+    if dist.is_available() and dist.is_initialized():
+        dist.all_reduce(total)
+    return float(total)
+
+
+def max_over_ranks(value: int, device: torch.device) -> int:
+    """Collective, and one copy to the host."""
+    largest = torch.tensor(value, device=device)
+    if dist.is_available() and dist.is_initialized():
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+    return int(largest)

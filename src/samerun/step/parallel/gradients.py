@@ -24,7 +24,8 @@ def gradients_of(parameters: Iterable[nn.Parameter]) -> list[torch.Tensor]:
 def squared_norm(gradients: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
     """Squared global L2 norm, float64, 0-dim, on the device. Collective over the meshes of sharded gradients.
 
-    Squares are summed in float32 per tensor and in float64 across tensors. No host synchronisation.
+    Squares are summed in float32 per tensor (float64 for float64 gradients) and in float64 across tensors. A gradient
+    whose float32 norm overflows counts as not finite. No host synchronisation.
     """
     plain: list[torch.Tensor] = []
     sharded: dict[tuple[DeviceMesh, tuple[int, ...]], list[torch.Tensor]] = defaultdict(list)
@@ -55,8 +56,11 @@ def multiply(gradients: Sequence[torch.Tensor], factor: float) -> None:
 
 
 def _local_squares(tensors: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
-    full = [tensor for tensor in tensors if tensor.numel()]
-    if not full:
-        return torch.zeros((), dtype=torch.float64, device=device)
-    norms = torch._foreach_norm(full, 2, dtype=torch.float32)
-    return torch.stack(norms).to(device, torch.float64).square().sum()
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    full = [torch.view_as_real(tensor) if tensor.is_complex() else tensor for tensor in tensors if tensor.numel()]
+    for precise in (False, True):
+        chosen = [tensor for tensor in full if (tensor.dtype == torch.float64) is precise]
+        if chosen:
+            norms = torch._foreach_norm(chosen, 2, dtype=torch.float64 if precise else torch.float32)
+            total = total + torch.stack(norms).to(device, torch.float64).square().sum()
+    return total

@@ -7,10 +7,12 @@ not on three or four. A throw-away backward through every parameter settles the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from enum import Enum
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
@@ -35,25 +37,52 @@ class Accumulate(Enum):
 
 
 class GradientSync:
-    def __init__(self, models: Mapping[str, nn.Module], accumulate: Accumulate) -> None:
+    """`per_optimizer`: several optimizers step apart, so replicas exchange gradients when one of them steps, not in a
+    backward that may run through the others' models too."""
+
+    def __init__(self, models: Mapping[str, nn.Module], accumulate: Accumulate, *, per_optimizer: bool = False) -> None:
         self._ddp = [model for model in models.values() if isinstance(model, DistributedDataParallel)]
         self._fsdp = [model for model in models.values() if isinstance(model, FSDPModule)]
         self._accumulate = accumulate
+        self._per_optimizer = per_optimizer
+        if per_optimizer and self._fsdp and accumulate is Accumulate.UNSHARDED:
+            raise UsageError("accumulate='unsharded' serves one optimizer; use 'sharded' with several")
 
     @property
     def forwards_must_match(self) -> bool:
         """Whether every rank must run as many forwards as its peers, or all of them hang."""
         return bool(self._fsdp)
 
+    @property
+    def reduces_last_backward(self) -> bool:
+        """Whether the last backward replaces this rank's own gradient by the mean over replicas."""
+        return bool(self._ddp) and not self._per_optimizer
+
     def before_forward(self, *, last: bool) -> None:
         """Set before the forward: DDP decides there whether the coming backward reduces."""
         for model in self._ddp:
-            model.require_backward_grad_sync = last
+            model.require_backward_grad_sync = last and not self._per_optimizer
         if self._accumulate is Accumulate.UNSHARDED:
             for sharded in self._fsdp:
                 sharded.set_requires_gradient_sync(last)
         for sharded in self._fsdp:
             sharded.set_is_last_backward(last)
+
+    def before_step(self, gradients: Sequence[torch.Tensor]) -> None:
+        """The mean over replicas of one optimizer's gradients, where no backward took it: one reduction a dtype.
+
+        Collective; every rank must have gradients for the same parameters.
+        """
+        if not (self._per_optimizer and self._ddp):
+            return
+        by_dtype: dict[torch.dtype, list[torch.Tensor]] = defaultdict(list)
+        for gradient in gradients:
+            by_dtype[gradient.dtype].append(gradient)
+        for tensors in by_dtype.values():
+            flat = torch.cat([tensor.flatten() for tensor in tensors]).div_(dist.get_world_size())
+            dist.all_reduce(flat)
+            for tensor, part in zip(tensors, torch.split(flat, [tensor.numel() for tensor in tensors]), strict=True):
+                tensor.copy_(part.view_as(tensor))
 
     def reset(self) -> None:
         self.before_forward(last=True)

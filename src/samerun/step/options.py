@@ -1,0 +1,56 @@
+"""How a run steps, said once: what is optimized, in which precision, with which clipping. Part of a run's identity."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from samerun.errors import UsageError
+from samerun.step.parallel.sync import Accumulate
+from samerun.step.precision import Precision
+
+
+class Objective(Enum):
+    """What the window's loss is a mean of. The arithmetic is one, Σ loss / Σ weight; the weights differ."""
+
+    TOKEN_MEAN = "token-mean"
+    """Weights are supervised tokens, counted after shifting and masking: each token counts the same."""
+    EXAMPLE_MEAN = "example-mean"
+    """Losses are sums of per-example means, weights numbers of examples: each example counts the same."""
+    MICROBATCH_MEAN = "microbatch-mean"
+    """Every microbatch weighs 1, however much it holds. The result depends on how a batch is split."""
+
+    @classmethod
+    def parse(cls, text: str | Objective) -> Objective:
+        try:
+            return cls(text)
+        except ValueError:
+            known = ", ".join(repr(member.value) for member in cls)
+            raise UsageError(f"objective={text!r} is unknown; choose one of {known}") from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepOptions:
+    precision: Precision = Precision.FP32
+    objective: Objective = Objective.TOKEN_MEAN
+    accumulate: Accumulate = Accumulate.SHARDED
+    max_norm: float | None = None
+    """Clip the global L2 norm of the objective's gradient to this; None switches clipping off."""
+    noise_every: int | None = None
+    """Measure gradient noise in every so many windows; None: never."""
+
+    def __post_init__(self) -> None:
+        if self.max_norm is not None and not self.max_norm > 0:
+            raise UsageError(f"max_norm={self.max_norm} must be positive; None switches clipping off")
+        if self.noise_every is not None and self.noise_every < 1:
+            raise UsageError(f"noise_every={self.noise_every} windows: at least 1; None switches the probe off")
+
+    def identity(self) -> dict[str, Any]:
+        """What must stay the same for a resumed run to be the same run. The probe changes no number."""
+        return {
+            "precision": self.precision.value,
+            "objective": self.objective.value,
+            "accumulate": self.accumulate.value,
+            "max_norm": self.max_norm,
+        }
