@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import torch
 
-from samerun.checkpoint.load.reading import read_box
-from samerun.checkpoint.save.plan import layout_box
+from samerun.checkpoint.load.reading import Part, read_own, read_shared
 from samerun.checkpoint.tensors import Held, Slices, as_carrier, dtype_named, held
 from samerun.core.component import TensorSpec
-from samerun.errors import DamagedError, MismatchError, UsageError
-from samerun.format.dtypes import ITEM_BYTES
-from samerun.format.layout import Box, grid_positions, whole
+from samerun.errors import MismatchError, UsageError
+from samerun.format.layout import Box
 
 if TYPE_CHECKING:
     from samerun.checkpoint.load.opened import Checkpoint
     from samerun.core.component import Plain
-    from samerun.format.schema import Chunk, Layout, RankTensor, TensorEntry
+    from samerun.format.schema import RankTensor, TensorEntry
 
 
 class CheckpointSource:
@@ -78,57 +76,27 @@ class CheckpointSource:
             )
         with torch.no_grad():
             for box, part in wanted.parts:
-                if box.volume == 0:
-                    continue
-                if key in self._own:
-                    own = self._own[key]
-                    blocks = self._checkpoint.blocks(self._checkpoint.own_rank)
-                    read_box(blocks, own.start, own.shape, whole(own.shape), as_carrier(part))
-                else:
-                    self._read_shared(key, box, as_carrier(part), path)
+                target = as_carrier(part)
+                for inner, array in self._parts(key, box):
+                    _narrowed(target, inner).copy_(torch.from_numpy(array))
         self._read.add(key)
 
     @property
     def _where(self) -> str:
         return f"{self._checkpoint.entry.name}: {self._component}"
 
-    def _read_shared(self, key: str, wanted: Box, target: torch.Tensor, path: str) -> None:
-        entry = self._entry.tensors[key]
-        layout = self._checkpoint.manifest.layouts[entry.layout]
-        sources: list[tuple[int, Box, Box]] = []
-        for position in _positions(layout, entry.shape, wanted):
-            stored = layout_box(layout, entry.shape, position)
-            common = stored.meet(wanted)
-            if common is not None:
-                sources.append((layout.ranks[position], stored, common))
-        covered = sum(common.volume for _, _, common in sources)
-        if covered != wanted.volume:
-            raise MismatchError(f"{path}: chunks cover {covered} of the {wanted.volume} elements of {wanted}")
-        for rank, stored, common in sources:
-            chunk = self._chunk(rank, key, stored, path)
-            end = chunk.start + stored.volume * ITEM_BYTES[entry.dtype]
-            blocks = self._checkpoint.blocks(rank)
-            if end > blocks.num_bytes:
-                raise DamagedError(f"{path}: the chunk {stored} of rank {rank} ends at byte {end}, beyond its file")
-            inner = common.within(wanted)
-            part = target
-            for axis, (offset, length) in enumerate(zip(inner.offsets, inner.lengths, strict=True)):
-                part = part.narrow(axis, offset, length)
-            read_box(blocks, chunk.start, stored.lengths, common.within(stored), part)
-
-    def _chunk(self, rank: int, key: str, stored: Box, path: str) -> Chunk:
-        chunks = self._checkpoint.index(rank).chunks.get(self._component, {}).get(key, ())
-        for chunk in chunks:
-            if (chunk.offsets, chunk.lengths) == (stored.offsets, stored.lengths):
-                return chunk
-        raise DamagedError(f"{path}: the index of rank {rank} has no chunk {stored}, which the manifest names")
+    def _parts(self, key: str, box: Box) -> Iterator[Part]:
+        if key in self._own:
+            return read_own(self._checkpoint, self._checkpoint.own_rank, self._own[key])
+        if box.volume == 0:
+            return iter(())
+        return read_shared(self._checkpoint, self._component, key, box)
 
 
-def _positions(layout: Layout, shape: tuple[int, ...], wanted: Box) -> list[int]:
-    if layout.grid is not None:
-        return list(grid_positions(shape, layout.grid, wanted))
-    assert layout.boxes is not None, "a layout has a grid or boxes"
-    return list(range(len(layout.boxes)))
+def _narrowed(target: torch.Tensor, box: Box) -> torch.Tensor:
+    for axis, (offset, length) in enumerate(zip(box.offsets, box.lengths, strict=True)):
+        target = target.narrow(axis, offset, length)
+    return target
 
 
 def _wanted(target: torch.Tensor | Slices, path: str) -> Held:
