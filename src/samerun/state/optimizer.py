@@ -80,6 +80,8 @@ class OptimizerMemory:
             mine = _restored(source, saved[path], parameter, home) if path in saved else {}
             if kept or mine:
                 optimizer.state[parameter] = {**kept, **mine}
+            else:
+                optimizer.state.pop(parameter, None)
 
     def forget(self, source: Source) -> None:
         """As if this half had never been saved: zeros of the saved shapes. For drills that leave it out on purpose."""

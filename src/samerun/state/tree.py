@@ -65,6 +65,8 @@ def _split(value: Any, path: str, tensors: dict[str, torch.Tensor], home: torch.
 
 def join_tree(plain: Plain, load: Callable[[str, bool], torch.Tensor]) -> Any:
     """The tree back again; `load(key, host)` gives the tensor of a marker."""
+    if isinstance(plain, Counter):
+        return Counter(plain)
     if isinstance(plain, dict):
         if _MARKER in plain:
             tensor = load(str(plain[_MARKER]), bool(plain.get(_HOST, False)))
