@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 from samerun.checkpoint import attempts
 from samerun.checkpoint.catalog import Catalog, Entry, read_catalog
 from samerun.checkpoint.load.opened import Checkpoint
-from samerun.checkpoint.retention import apply_retention
+from samerun.checkpoint.prune import Pruning, plan_pruning, prune, tags
+from samerun.checkpoint.retention import Last, Policy
 from samerun.checkpoint.save.agree import one_rank
-from samerun.checkpoint.save.commit import Header, begin, move_pointer, write_and_commit
+from samerun.checkpoint.save.commit import Header, begin, check_fence, move_pointer, write_and_commit
 from samerun.checkpoint.save.pending import Pending
-from samerun.errors import AlreadyExistsError, StorageError, UsageError
+from samerun.errors import AlreadyExistsError, FencedError, StorageError, UsageError
 from samerun.format import names
 from samerun.ranks.group import Solo
 from samerun.storage.local import Local
@@ -141,15 +142,34 @@ class Store:
         key = names.tag_key(tag)
         one_rank(self._group, lambda: move_pointer(self._storage, key, entry))
 
+    def tags(self) -> dict[str, str]:
+        """Tag → name of the checkpoint it points at; any rank, one listing."""
+        return tags(self._storage)
+
+    def prune(self, policies: Sequence[Policy] = ()) -> Pruning:
+        """Collective: removes what no policy keeps (default: the last `keep_last`). Tagged ones always stay.
+
+        Never the newest proven checkpoint, one of a newer attempt, or what is not samerun's. FencedError when a newer
+        attempt exists.
+        """
+        if self._epoch is None:
+            self.open_attempt({})
+        assert self._epoch is not None, "open_attempt sets it"
+        epoch, wanted, done = self._epoch, policies or (Last(self._keep_last),), []
+
+        def thin_out() -> None:
+            check_fence(self._storage, epoch)
+            done.append(plan_pruning(self._storage, wanted, epoch=epoch, proven=self._proven))
+            prune(self._storage, done[0])
+
+        one_rank(self._group, thin_out)
+        return done[0] if done else Pruning(removed=(), unfinished=(), kept=())
+
     def _retain(self) -> StorageError | None:
-        assert self._epoch is not None, "retention follows a save"
-        epoch = self._epoch
-
-        def thin_out() -> list[str]:
-            return apply_retention(self._storage, keep_last=self._keep_last, epoch=epoch, proven=self._proven)
-
         try:
-            one_rank(self._group, thin_out)
+            self.prune()
+        except FencedError:
+            return None  # the newer attempt thins out from now on
         except StorageError as error:
             return error
         return None
