@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from samerun.core.component import Captured, Plain
 
 _LONG_TEXT = 64
+_AMBIGUOUS = frozenset("[]:'\"")
 
 
 def tensor_digest(tensor: torch.Tensor) -> str:
@@ -36,18 +37,28 @@ def fingerprint(captured: Captured) -> dict[str, str]:
 
 
 def _plain_digests(value: Plain, path: str, result: dict[str, str]) -> None:
-    if isinstance(value, dict) and not isinstance(value, Counter):
-        for key in sorted(value, key=str):
-            _plain_digests(value[key], f"{path}.{key}" if path else str(key), result)
-    elif isinstance(value, (bool, int, float)) or value is None or (isinstance(value, str) and len(value) < _LONG_TEXT):
-        result[f"{path}:"] = repr(value)
+    if isinstance(value, dict) and value and not isinstance(value, Counter):
+        for key in sorted(value, key=_key):
+            _plain_digests(value[key], f"{path}.{_key(key)}" if path else _key(key), result)
+        return
+    name = f"{path}:"
+    while name in result:  # a dotted key and a nested one share a path; neither may hide the other
+        name += "'"
+    if isinstance(value, (bool, int, float)) or value is None or (isinstance(value, str) and len(value) < _LONG_TEXT):
+        result[name] = repr(value)
     else:
-        result[f"{path}:"] = f"x{xxhash.xxh3_64(repr(_ordered(value)).encode()).hexdigest()}"
+        result[name] = f"x{xxhash.xxh3_64(repr(_ordered(value)).encode()).hexdigest()}"
+
+
+def _key(key: str | int) -> str:
+    """Apart for 1 and "1": a table whose integer keys came back as strings is another table."""
+    return f"[{key}]" if isinstance(key, int) else repr(key) if _AMBIGUOUS.intersection(key) else key
 
 
 def _ordered(value: Any) -> Any:
     if isinstance(value, dict):
-        return sorted(((str(key), type(key).__name__, _ordered(item)) for key, item in value.items()))
+        items = sorted(((_key(key), _ordered(item)) for key, item in value.items()), key=lambda item: item[0])
+        return [type(value).__name__, *items]
     if isinstance(value, (list, tuple)):
         return [type(value).__name__, *(_ordered(item) for item in value)]
     return value
