@@ -10,6 +10,7 @@ constants of Stafford's variant 13), applied twice so that (epoch, sample) and (
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -19,6 +20,7 @@ U64 = NDArray[np.uint64]
 
 MASK: Final = 2**64 - 1
 GOLDEN: Final = 0x9E3779B97F4A7C15
+_FEW: Final = 16
 _M1: Final = 0xBF58476D1CE4E5B9
 _M2: Final = 0x94D049BB133111EB
 
@@ -50,6 +52,14 @@ def coverage_of(epochs: NDArray[np.int64], samples: NDArray[np.int64]) -> int:
     """Σ mix64(epoch, sample) mod 2^64 over two arrays of equal length; 0 when they are empty."""
     starts = mix_array(epochs.astype(np.uint64) + np.uint64(GOLDEN))
     return int(mix_array(starts + samples.astype(np.uint64)).sum(dtype=np.uint64))
+
+
+def coverage_of_pairs(pairs: Sequence[tuple[int, int]]) -> int:
+    """The same of (epoch, sample) pairs; faster than arrays for a microbatch of a few."""
+    if len(pairs) <= _FEW:
+        return sum(mix64(epoch, sample) for epoch, sample in pairs) & MASK
+    both = np.array(pairs, np.int64)
+    return coverage_of(both[:, 0], both[:, 1])
 
 
 def add_coverage(first: int, second: int) -> int:

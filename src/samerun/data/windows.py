@@ -104,6 +104,7 @@ class WindowPlan:
     positions: Int64Array
     epochs: Int64Array
     samples: Int64Array
+    coverage: int
 
     @property
     def num_samples(self) -> int:
@@ -112,10 +113,6 @@ class WindowPlan:
     @property
     def num_microbatches(self) -> int:
         return -(-len(self.samples) // self.micro_batch)
-
-    @property
-    def coverage(self) -> int:
-        return coverage_of(self.epochs, self.samples)
 
     def microbatch(self, number: int) -> MicroBatchPlan:
         part = slice(number * self.micro_batch, (number + 1) * self.micro_batch)
@@ -171,6 +168,7 @@ class Windowing:
         first = self.skip.kept_before(start)
         positions = self.skip.positions(np.arange(first, first + self.global_batch, dtype=np.int64))
         epochs, offsets = np.divmod(positions, self.samples_per_epoch)
+        samples = self.order.lookup(epochs, offsets)
         return WindowPlan(
             index=index,
             start=start,
@@ -178,7 +176,8 @@ class Windowing:
             micro_batch=self.micro_batch,
             positions=positions,
             epochs=epochs,
-            samples=self.order.lookup(epochs, offsets),
+            samples=samples,
+            coverage=coverage_of(epochs, samples),
         )
 
     def check_replica(self, replica: Replica) -> None:

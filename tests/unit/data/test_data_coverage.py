@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from samerun.data.coverage import MASK, add_coverage, coverage_of, mix, mix64, mix_array
+from samerun.data.coverage import MASK, add_coverage, coverage_of, coverage_of_pairs, mix, mix64, mix_array
 
 
 def test_mix_is_the_published_splitmix64() -> None:
@@ -19,6 +19,9 @@ def test_arrays_agree_with_integers() -> None:
     epochs, samples = np.array([0, 0, 1, 7]), np.array([0, 5, 5, 10**12])
     expected = sum(mix64(int(e), int(s)) for e, s in zip(epochs, samples, strict=True)) & MASK
     assert coverage_of(epochs, samples) == expected
+    for count in (0, 1, 16, 17, 40):
+        pairs = [(i % 3, 7 * i) for i in range(count)]
+        assert coverage_of_pairs(pairs) == sum(mix64(e, s) for e, s in pairs) & MASK
 
 
 def test_parts_add_up_in_any_order() -> None:
