@@ -26,6 +26,7 @@ from samerun.plan import (
     suggest,
 )
 from samerun.plan.memory.activations import layer_bounds
+from samerun.plan.memory.counts import rank_counts
 from samerun.plan.memory.plan import judge
 from samerun.plan.memory.request import Activations, Adapter, Attention, Loss, Recompute
 from samerun.plan.memory.term import Phase
@@ -46,6 +47,24 @@ def on(mesh: Mesh, **layout: object) -> MemoryRequest:
 def test_counts() -> None:
     assert SHAPE.num_block_params == BLOCK
     assert SHAPE.num_params == 6 * BLOCK + 2 * 1000 * 64 + 64
+
+
+def test_counts_of_a_rank() -> None:
+    """Six layers on four stages: two on the fullest. Two key-value heads on four ranks: each held twice."""
+    stages = on(Mesh(num_ranks=4, num_pipeline=4))
+    first, last = (rank_counts(stages, is_last_stage=is_last) for is_last in (False, True))
+    assert first.num_layers == last.num_layers == 2
+    assert first.num_other == 2 * 128 + 1000 * 64
+    assert last.num_other == 2 * 128 + 64 + 1000 * 64
+    tensor = rank_counts(on(Mesh(num_ranks=4, num_tensor=4)), is_last_stage=True)
+    kv = 64 * 16
+    assert tensor.num_matrix == 6 * (64 * 16 + 2 * kv + 64 * 16 + 2 * 64 * 40 + 160 * 16)
+    assert tensor.num_other == 6 * 128 + 64 + 2 * 250 * 64
+
+
+def test_a_change_without_effect_is_no_suggestion() -> None:
+    request = MemoryRequest(num_params=70 * 10**9, method=Method.QLORA, device=parse_size("24GiB"))
+    assert [item.option for item in suggest(plan_memory(request))] == ["--ranks 2 --zero 3"]
 
 
 def test_the_verdict_at_the_very_edge() -> None:

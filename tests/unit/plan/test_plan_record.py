@@ -126,6 +126,7 @@ def test_what_changes_if_i_lose_3_of_8_ranks() -> None:
     assert changes["batch.num_accumulated"] == (4, 7)
     assert changes["batch.num_replicas_with_fewer"] == (0, 3)
     assert changes["batch.mesh.num_ranks"] == (8, 5)
+    assert changes["memory.request.batch.num_accumulated"] == (4, 7)
     assert "batch.global_batch" not in changes
     assert not any(path.startswith("schedule") for path in changes)
     weights = changes["memory.terms.weights.lower_bytes"]

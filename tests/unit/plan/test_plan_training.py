@@ -248,6 +248,19 @@ def test_noise_scale_with_an_interval(tmp_path: Path) -> None:
     assert not plan_noise(noise, 4, 64).is_identifiable
 
 
+def test_a_gradient_within_its_error_is_not_identifiable() -> None:
+    """Blocks of two windows alternate between |G|² of 1.5 and −1.3: mean 0.1, and its error is several times that.
+
+    Leaving one block out never turns the mean negative, so only the t interval can tell.
+    """
+    squares = [1.5 if number // 2 % 2 == 0 else -1.3 for number in range(40)]
+    windows = [Measured(small_squared_norm=10 - square, big_squared_norm=5) for square in squares]
+    plan = plan_noise(windows, 1, 2)
+    assert plan.squared_gradient == pytest.approx(0.1)
+    assert plan.lower is None
+    assert not plan.is_identifiable
+
+
 def test_harmonic_batch() -> None:
     """Unequal tokens: the small batch is the harmonic mean of the replicas' counts."""
     assert harmonic_batch([4800, 9600]) == pytest.approx(6400)
