@@ -22,6 +22,8 @@ from samerun.errors import UsageError
 
 
 class Policy(Enum):
+    """What may happen to the data on a resume; the module says what each one means."""
+
     EXACT = "exact"
     REBATCH = "rebatch"
     REPLAY = "replay"

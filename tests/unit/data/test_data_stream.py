@@ -109,7 +109,7 @@ def test_a_resumed_stream_is_its_twin(maker, cuts: list[int]) -> None:  # type: 
 def test_each_source_says_what_it_can() -> None:
     assert Stream(Items()).guarantee is Guarantee.REPLAY
     assert Stream(Counting()).guarantee is Guarantee.SNAPSHOT
-    assert Stream(Items(), replay=False).guarantee is Guarantee.BEST_EFFORT
+    assert Stream(Items(), max_replay=None).guarantee is Guarantee.BEST_EFFORT
     assert isinstance(Stream(Items()), DataSource) and as_source(stream := Stream([1])) is stream
     with pytest.raises(UsageError, match="int cannot be iterated"):
         Stream(3)
@@ -172,10 +172,10 @@ def test_rare_snapshots_are_followed_by_a_short_replay() -> None:
 
 
 def test_best_effort_begins_anew_and_reads_nothing_again() -> None:
-    with Stream(Items(), microbatches_per_window=2, replay=False) as stream:
+    with Stream(Items(), microbatches_per_window=2, max_replay=None) as stream:
         run(stream, 2)
         state = stream.state_dict()
-    with Stream(Items(), microbatches_per_window=2, replay=False) as stream:
+    with Stream(Items(), microbatches_per_window=2, max_replay=None) as stream:
         stream.load_state_dict(state)
         assert [v[:2] for v in run(stream, 1)[0]] == [(0, 0), (0, 1)]
         assert stream.state_dict()["windows"] == 3
@@ -245,7 +245,7 @@ def test_the_kind_of_sharing_is_never_guessed() -> None:
         ({"microbatches_per_window": 4}, "microbatches_per_window was 3 and is now 4"),
         ({"seed": 9}, "seed was 0 and is now 9"),
         ({"fingerprint": "v2"}, "fingerprint was '' and is now 'v2'"),
-        ({"replay": False}, "another kind of source"),
+        ({"max_replay": None}, "another kind of source"),
     ],
 )
 def test_a_changed_stream_is_refused(change: dict, words: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from samerun.data.source import Guarantee
 
 
-def guarantee_of(loader: Any, replay: bool) -> Guarantee:
+def guarantee_of(loader: Any, *, replay: bool) -> Guarantee:
     if not replay:
         return Guarantee.BEST_EFFORT
     stateful = all(callable(getattr(loader, name, None)) for name in ("state_dict", "load_state_dict"))

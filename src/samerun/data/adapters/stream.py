@@ -4,7 +4,7 @@ What it can promise depends on what it is given, and it says so (`guarantee`):
 
     state_dict() and load_state_dict()   SNAPSHOT      torchdata's StatefulDataLoader, Hugging Face iterables, your own
     can be iterated again, alike         REPLAY        a DataLoader, any iterable; resuming reads and drops
-    anything, with replay=False          BEST_EFFORT   a resume begins wherever the source begins
+    anything, with max_replay=None       BEST_EFFORT   a resume begins wherever the source begins
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ class Stream(SourceBase):
 
     `shared`, on several replicas: True if every replica's loader yields the same batches in the same order (each then
     keeps its own k = j·D + r, reads all, and any replica count continues exactly); False if each loader yields only
-    its replica's part. `max_replay`: refuse a resume that would read and drop more batches. `snapshot_every`: windows
-    between two calls of the loader's state_dict(). `num_samples`: how many samples a batch has (default: its length).
-    `on_change`, for parts dealt item by item: "at-least-once" or "at-most-once" when the replica count changes.
+    its replica's part. `max_replay`: refuse a resume that would read and drop more batches; None: read nothing again.
+    `snapshot_every`: windows between two calls of the loader's state_dict(). `num_samples`: how many samples a batch
+    has (default: its length). `on_change`, for parts dealt item by item: "at-least-once" or "at-most-once" when the
+    replica count changes.
 
     Guarantee: see the module; it ends where the source itself is not a function of its seed and epoch.
     """
@@ -49,8 +50,7 @@ class Stream(SourceBase):
         microbatches_per_window: int | None = None,
         shared: bool | None = None,
         seed: int = 0,
-        replay: bool = True,
-        max_replay: int = 100_000,
+        max_replay: int | None = 100_000,
         snapshot_every: int = 1,
         on_change: str | Policy = Policy.EXACT,
         num_samples: Callable[[Any], int] | None = None,
@@ -59,12 +59,12 @@ class Stream(SourceBase):
     ) -> None:
         if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
             raise UsageError(f"{type(loader).__name__} cannot be iterated; give Stream a loader or an iterable")
-        if snapshot_every < 1 or max_replay < 0 or (microbatches_per_window or 1) < 1:
+        if snapshot_every < 1 or (max_replay or 0) < 0 or (microbatches_per_window or 1) < 1:
             raise UsageError(
                 f"snapshot_every={snapshot_every} and microbatches_per_window={microbatches_per_window} must be at "
                 f"least 1, max_replay={max_replay} at least 0"
             )
-        self.guarantee: Final = guarantee_of(loader, replay)
+        self.guarantee: Final = guarantee_of(loader, replay=max_replay is not None)
         self.decision: Decision | None = None
         self.changeable: Final[frozenset[str]] = frozenset()
         self._loader = loader
@@ -149,7 +149,7 @@ class Stream(SourceBase):
         if self._ring is not None:
             self._close_reader()
         mark, after = self._resume
-        if after > self._max_replay:
+        if self._max_replay is not None and after > self._max_replay:
             raise UsageError(
                 f"resuming needs {after} batches to be read and dropped, more than max_replay={self._max_replay}; "
                 "raise max_replay, or give a source with state_dict() or random access (samerun.Data)"
