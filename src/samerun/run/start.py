@@ -70,7 +70,11 @@ def start(
     waive: Sequence[str],
     facts: Mapping[str, Any],
 ) -> Started:
-    """Collective. Raises Refused with the reason; until then nothing on disk was changed."""
+    """Collective. Raises Refused with the reason.
+
+    A path that cannot be used, or holds another run, is left as it is. Where only the checkpoints do not fit or cannot
+    be loaded, the attempt's number has been taken: it fences off an older attempt that may still be writing.
+    """
     _require_same_identity(group, identity)
     found = _same_on_all(group, store.read_run if group.rank == 0 else None)
     if found is None:
@@ -87,12 +91,13 @@ def _resume(
     store: Store, group: Group, run_id: str, attempt: int, components: Sequence[Component], waive: Sequence[str]
 ) -> Started:
     catalog = store.catalog()
-    names = group.broadcast([entry.name for entry in catalog.entries])
-    by_name = {entry.name: entry for entry in catalog.entries}
-    lost = [Passed(name=rejected.name, reason=rejected.reason) for rejected in catalog.rejected if rejected.committed]
-    passed = [*lost, *(Passed(name=r.name, reason=r.reason) for r in catalog.rejected if not r.committed)]
+    seen = [[entry.name for entry in catalog.entries], [[r.name, r.reason, r.committed] for r in catalog.rejected]]
+    names, rejected = group.broadcast(seen)  # one view for all ranks: what follows branches on it
+    lost = [Passed(name=name, reason=reason) for name, reason, committed in rejected if committed]
+    passed = [*lost, *(Passed(name=name, reason=reason) for name, reason, committed in rejected if not committed)]
     for name in names:
-        checkpoint, problem = _try_restore(store, by_name.get(name), components, waive, run_id, group)
+        entry = next((entry for entry in catalog.entries if entry.name == name), None)
+        checkpoint, problem = _try_restore(store, entry, components, waive, run_id, group)
         outcomes = group.gather(problem)
         problems = [outcome for outcome in outcomes if outcome is not None]
         if not problems:
