@@ -18,6 +18,13 @@ if TYPE_CHECKING:
     import typer
 
 COMMANDS: Final[dict[str, tuple[str, str]]] = {
+    "ls": ("samerun.cli.checkpoints.ls", "The checkpoints of a run, newest first."),
+    "show": ("samerun.cli.checkpoints.show", "What one checkpoint holds."),
+    "why": ("samerun.cli.checkpoints.why", "Which checkpoint a start would take, and why not the others."),
+    "verify": ("samerun.cli.checkpoints.verify", "Every byte of a run's checkpoints against its digest."),
+    "diff": ("samerun.cli.checkpoints.diff", "What two checkpoints hold differently, in ulps."),
+    "tag": ("samerun.cli.checkpoints.tag", "A name for a checkpoint, which keeps it."),
+    "prune": ("samerun.cli.checkpoints.prune", "Remove checkpoints that nothing keeps."),
     "demo": ("samerun.cli.demo", "A real training, killed five ways, resumed each time, compared with its twin."),
     "launch": ("samerun.cli.launch", "Run a script on several ranks, with exit codes that mean something."),
     "plan": (

@@ -91,14 +91,14 @@ def check_fence(storage: Storage, epoch: int) -> None:
         )
 
 
-def move_pointer(storage: Storage, key: str, entry: Entry) -> None:
-    """Points `key` at `entry`, unless it names a checkpoint of a newer attempt already."""
+def move_pointer(storage: Storage, key: str, entry: Entry, *, back: bool = False) -> None:
+    """Points `key` at `entry`, unless it names a checkpoint of a newer attempt already and `back` is not wanted."""
     pointer = Pointer(
         schema=POINTER_SCHEMA, name=entry.name, attempt=entry.epoch, manifest_sha256=entry.manifest_sha256
     )
     version = _version(storage, key)
     known = read_pointer(storage, key)
-    if known is not None and known.attempt > entry.epoch:
+    if known is not None and known.attempt > entry.epoch and not back:
         return
     # Another writer in between wrote a hint as good as this one; the next save moves it on.
     with contextlib.suppress(AlreadyExistsError):

@@ -1,0 +1,73 @@
+"""`samerun show`: what one checkpoint holds."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from samerun.checkpoint.catalog import num_elements, read_manifest
+from samerun.cli.checkpoints.target import answer, catalog_of, describe, find, open_run, split_target, tags_by_name
+from samerun.core.units import format_bytes
+from samerun.format.dtypes import ITEM_BYTES
+from samerun.format.schema import ComponentEntry
+
+
+def register(app: typer.Typer, name: str, summary: str) -> None:
+    app.command(name, short_help=summary, epilog="Example: samerun show runs/policy-sft@best --tensors")(show)
+
+
+def show(
+    target: Annotated[str, typer.Argument(help="RUN, or RUN@NAME where NAME is a checkpoint or a tag.")],
+    tensors: Annotated[bool, typer.Option("--tensors", help="Every tensor with its dtype and shape.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")] = False,
+) -> None:
+    """Show the components, progress and facts of one checkpoint (the newest unless NAME says which)."""
+    path, name = split_target(target)
+    storage = open_run(path)
+    entry = find(storage, catalog_of(storage), name)
+    manifest, _ = read_manifest(storage, entry.name)
+    components = {key: _component(value, tensors) for key, value in manifest.components.items()}
+    described = describe(entry, tags_by_name(storage).get(entry.name, []))
+    document = {
+        "schema": "samerun.show.v1",
+        "run": storage.where,
+        **described,
+        "components": components,
+        "facts": manifest.facts,
+        "files": [{"name": f.name, "bytes": f.num_bytes, "sha256": f.sha256} for f in manifest.files],
+    }
+    lines = [f"{entry.name}  attempt {entry.epoch}, {entry.world_size} ranks, {format_bytes(entry.num_bytes)}"]
+    if described["tags"]:
+        lines.append(f"tags       {' '.join(described['tags'])}")
+    lines.append("progress   " + ", ".join(f"{value} {unit}" for unit, value in described["progress"].items()))
+    for key, value in components.items():
+        lines.append(f"{key:<10} {_summary(value)}")
+        lines += [f"    {name}  {dtype} {shape}" for name, (dtype, shape) in value.get("listed", {}).items()]
+    lines += [f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in manifest.facts.items()]
+    answer(document, lines, as_json=as_json)
+
+
+def _component(entry: ComponentEntry, tensors: bool) -> dict[str, Any]:
+    sizes = [num_elements(t.shape) * ITEM_BYTES[t.dtype] for t in entry.tensors.values()]
+    found: dict[str, Any] = {
+        "plain": entry.plain,
+        "rank_tensors": entry.rank_tensors,
+        "tensors": len(sizes),
+        "bytes": sum(sizes),
+    }
+    if tensors:
+        found["listed"] = {key: [t.dtype, list(t.shape)] for key, t in entry.tensors.items()}
+    return found
+
+
+def _summary(component: dict[str, Any]) -> str:
+    words = []
+    if component["tensors"]:
+        words.append(f"{component['tensors']} tensors, {format_bytes(component['bytes'])}")
+    if component["plain"] != "none":
+        words.append("plain state" + (" of each rank" if component["plain"] == "differ" else ""))
+    if component["rank_tensors"] == "differ":
+        words.append("tensors of each rank's own")
+    return ", ".join(words) or "nothing"
