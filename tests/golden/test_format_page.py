@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from golden.make_golden import BY_TWO, HERE
-
 from samerun.format import schema
 
 PAGE = (Path(__file__).parents[2] / "docs" / "format.md").read_text()
@@ -18,7 +17,7 @@ def test_the_reader_on_the_page_reads_the_golden_checkpoint() -> None:
     assert code is not None
     path = str(HERE / "sound" / "checkpoints" / BY_TWO)
     names: dict[str, Any] = {}
-    exec(code.group(1).replace("RUN/checkpoints/NAME", path), names)  # noqa: S102
+    exec(code.group(1).replace("RUN/checkpoints/NAME", path), names)
     assert names["parts"]["weights/sharded@0,0"] == [4, 5]
     assert names["parts"]["weights/sharded@4,0"] == [3, 5]
 
