@@ -28,7 +28,7 @@ lint: setup
 	$(BIN)/mypy
 
 test: lint
-	$(BIN)/python -m pytest -m "not soak" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 soak: setup
 	$(BIN)/python -m pytest -m soak --timeout 3600 $(PYTEST_ARGS)

@@ -24,14 +24,14 @@ parser.add_argument("--fsdp", action="store_true", help="shard parameters instea
 options = parser.parse_args()
 
 torch.set_num_threads(1)
-torch.manual_seed(7)  # the same weights everywhere
+samerun.seed_all(7)  # Python, NumPy and torch: the same weights everywhere
 model, rank, text_file = GPT(Shape()), 0, Path(f"{options.run}.text")
 if dist.is_torchelastic_launched():
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),))
     model = fully_shard(model, mesh=mesh) if options.fsdp else DistributedDataParallel(model)
-torch.manual_seed(1000 + rank)  # other dropout masks on each rank
+samerun.seed_all(1000 + rank)  # other dropout masks on each rank
 if rank == 0 and not text_file.exists():
     text_file.parent.mkdir(parents=True, exist_ok=True)
     write_corpus(text_file)

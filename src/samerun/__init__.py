@@ -11,6 +11,7 @@ from typing import Any
 _HOME = {
     "Data": "samerun.data",
     "Run": "samerun.run",
+    "seed_all": "samerun.state.rng",
     "warm_start": "samerun.run",
 }
 

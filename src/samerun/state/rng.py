@@ -47,7 +47,10 @@ def restore_rng(state: dict[str | int, Any]) -> None:
 
 
 def seed_all(seed: int) -> None:
-    """Seeds every global stream of this process from one number."""
+    """Seeds every global stream of this process (Python's, NumPy's, torch's) from one number.
+
+    A stream that a script leaves unseeded differs between two fresh starts of it, so between a twin and a run, too.
+    """
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
