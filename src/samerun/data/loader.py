@@ -142,9 +142,10 @@ class Data(SourceBase):
         )
 
     def _deliver(self, plan: WindowPlan, number: int) -> MicroBatch:
-        from samerun.data.fetch.feed import Feed, moved
+        from samerun.data.fetch.feed import Feed, check_device, moved
 
         if self._feed is None:
+            check_device(self._device)
             self._feed = Feed(self._dataset, self._cursor, self._options)
         try:
             fetched = self._feed.take(plan.index, number)

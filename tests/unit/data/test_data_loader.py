@@ -316,6 +316,17 @@ def test_batches_are_moved_to_the_device() -> None:
     assert value["pair"].b == "text" and value["list"][1] == 3
 
 
+@pytest.mark.parametrize("device", ["nowhere", "hip:0", 3.5])
+def test_a_device_that_is_not_there_is_refused_before_a_sample_is_read(device: object) -> None:
+    dataset = Counted(10)
+    with (
+        Data(dataset, global_batch=2, micro_batch=1, device=device) as data,
+        pytest.raises(UsageError, match=f"device={device!r} cannot be used here"),
+    ):
+        next(iter(next(data.windows())))
+    assert dataset.reads == []
+
+
 class Stream(IterableDataset):
     def __iter__(self) -> Iterator[int]:
         return iter(range(3))

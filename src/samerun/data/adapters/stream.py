@@ -145,7 +145,10 @@ class Stream(SourceBase):
         raise UsageError("this iteration of windows() was ended by a newer one or by close(); use the newer one")
 
     def _open(self) -> None:
+        from samerun.data.fetch.feed import check_device
+
         self._settle()
+        check_device(self._device)
         if self._ring is not None:
             self._close_reader()
         mark, after = self._resume

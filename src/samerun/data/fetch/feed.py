@@ -92,6 +92,14 @@ class _Plans:
         return iter(self._plans)
 
 
+def check_device(device: Any) -> None:
+    """Raises UsageError for a device that batches cannot be moved to, before a batch was read for it."""
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, TypeError) as error:
+        raise UsageError(f"device={device!r} cannot be used here: {str(error).splitlines()[0]}") from error
+
+
 def moved(value: Any, device: Any) -> Any:
     """`value` with every tensor in it on `device`: tensors, mappings, tuples, lists, and objects with `.to()`."""
     if hasattr(value, "to"):
