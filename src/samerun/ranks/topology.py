@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from samerun.core.environ import Launcher
 from samerun.errors import Refused, UsageError
 
+CONTEXT_PARALLEL_NAMES: Final = frozenset({"cp", "context"})
 DATA_PARALLEL_NAMES: Final = frozenset({"dp", "dp_replicate", "dp_shard", "replicate", "shard", "fsdp", "ddp", "data"})
 
 
@@ -39,6 +40,15 @@ class Topology:
     leads: bool
     """Whether this rank speaks for its replica where replicas are summed: tensor-parallel peers hold the same data."""
     wrapping: Wrapping
+    counts_tokens: bool = True
+    """Whether this rank's tokens are its own: context-parallel peers split one example, so each counts its part."""
+    num_context: int = 1
+    """Ranks that split one example. Gradients are averaged over them, too (FSDP2 shards over dp and cp together)."""
+
+    @property
+    def num_averaged(self) -> int:
+        """Over how many different gradients the exchange takes the mean."""
+        return self.num_replicas * self.num_context
 
     def __str__(self) -> str:
         ranks = "1 rank" if self.world_size == 1 else f"{self.world_size} ranks, {self.wrapping.value}"
@@ -62,6 +72,7 @@ def topology_of(models: Iterable[nn.Module], *, mesh: DeviceMesh | None, launche
     if mesh is not None:
         return _on_mesh(mesh, Wrapping.SHARDED if _mesh_of(models) is not None else Wrapping.MESH)
     if all(isinstance(model, DistributedDataParallel) for model in models):
+        _require_whole_world(models, world_size)
         rank = dist.get_rank()
         return Topology(
             rank=rank, world_size=world_size, replica=rank, num_replicas=world_size, leads=True, wrapping=Wrapping.DDP
@@ -71,6 +82,16 @@ def topology_of(models: Iterable[nn.Module], *, mesh: DeviceMesh | None, launche
         f"{world_size} ranks, but the model {bare} is neither DDP, nor has DTensor parameters (fully_shard), nor was "
         f"mesh= given: every rank would train a copy of its own. Wrap it: DistributedDataParallel(model)"
     )
+
+
+def _require_whole_world(models: list[nn.Module], world_size: int) -> None:
+    for model in models:
+        num_tied = dist.get_world_size(model.process_group)
+        if num_tied != world_size:
+            raise Refused(
+                f"DDP ties {num_tied} of {world_size} ranks together, so there would be several models under one name; "
+                f"build it over all ranks, or say what the others are with mesh="
+            )
 
 
 def _solo() -> Topology:
@@ -89,13 +110,17 @@ def _on_mesh(mesh: DeviceMesh, wrapping: Wrapping) -> Topology:
     coordinate = mesh.get_coordinate()
     if coordinate is None:
         raise UsageError(f"rank {dist.get_rank()} is not part of mesh= {mesh}")
-    replica, num_replicas, leads = 0, 1, True
+    replica, num_replicas, num_context, leads, counts_tokens = 0, 1, 1, True, True
     for dim in range(mesh.ndim):
         if names is None or names[dim] in DATA_PARALLEL_NAMES:
             replica = replica * mesh.size(dim) + coordinate[dim]
             num_replicas *= mesh.size(dim)
+            continue
+        leads = leads and coordinate[dim] == 0
+        if names[dim] in CONTEXT_PARALLEL_NAMES:
+            num_context *= mesh.size(dim)
         else:
-            leads = leads and coordinate[dim] == 0
+            counts_tokens = counts_tokens and coordinate[dim] == 0
     if mesh.size() != dist.get_world_size():
         raise UsageError(
             f"the mesh covers {mesh.size()} of {dist.get_world_size()} ranks; give mesh= the whole mesh of the run, "
@@ -108,4 +133,6 @@ def _on_mesh(mesh: DeviceMesh, wrapping: Wrapping) -> Topology:
         num_replicas=num_replicas,
         leads=leads,
         wrapping=wrapping,
+        counts_tokens=counts_tokens,
+        num_context=num_context,
     )
