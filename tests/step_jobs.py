@@ -100,6 +100,18 @@ def facts(outcome: Outcome) -> dict[str, Any]:
     }
 
 
+def big_batch(counts: Sequence[int]) -> tuple[torch.Tensor, float, float]:
+    """(parameters after SGD with rate 1 on the mean over all tokens at once, loss, gradient norm)."""
+    model = net()
+    parts = batches(counts)
+    logits = model(torch.cat([inputs for inputs, _ in parts]))
+    loss = F.cross_entropy(logits, torch.cat([targets for _, targets in parts]))
+    loss.backward()
+    norm = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]).norm()
+    torch.optim.SGD(model.parameters(), lr=1.0).step()
+    return torch.tensor(flat(model), dtype=torch.float64), float(loss.detach()), float(norm)
+
+
 def one_window(
     wrap: str,
     counts: Sequence[int],
@@ -266,4 +278,64 @@ def ten_updates(wrap: str) -> dict[str, Any]:
         for batch in window:
             window.backward(loss_sum(model, batch), len(batch[1]))
         window.step()
+    return {"count": scheduler.last_epoch, "lr": optimizer.param_groups[0]["lr"]}
+
+
+def context_parallel(counts: Sequence[int]) -> dict[str, Any]:
+    """One example split over all ranks: each holds its own tokens, FSDP2 shards over dp and cp together."""
+    mesh = init_device_mesh("cpu", (1, dist.get_world_size()), mesh_dim_names=("dp", "cp"))
+    model = fully_shard(net(), mesh=mesh["dp", "cp"]._flatten("dp_cp"))
+    step = Step(model, torch.optim.SGD(model.parameters(), lr=1.0), mesh=mesh)
+    own = batches(counts)[dist.get_rank()]
+    window = step.window([own])
+    for batch in window:
+        window.backward(loss_sum(model, batch), len(batch[1]))
+    outcome = window.step()
+    return {"parameters": flat(model), "progress": step.progress.to_json(), **facts(outcome)}
+
+
+def bf16_sums(wrap: str) -> float:
+    """The gradient of one bf16 weight over windows' microbatches of 256, 1, 1 and 2."""
+    model = nn.Linear(1, 1, bias=False, dtype=torch.bfloat16)
+    nn.init.zeros_(model.weight)
+    model, mesh, replica, num_replicas = wrapped(model, wrap)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    step = Step(model, optimizer, mesh=mesh)
+    seen: list[float] = []
+    optimizer.register_step_pre_hook(lambda o, *_: seen.append(float(whole(o.param_groups[0]["params"][0].grad))))
+    inputs = mine([256.0, 1.0, 1.0, 2.0], replica, num_replicas)
+    window = step.window(inputs)
+    for value in window:
+        window.backward(model(torch.full((1, 1), value, dtype=torch.bfloat16)).sum(), 1 / 4)
+    window.step()
+    return seen[0]
+
+
+def empty_batch_on_one_rank(counts: Sequence[int]) -> dict[str, Any]:
+    """A rank whose only microbatch is all padding: the forward runs on rows that no loss looks at."""
+    model = DistributedDataParallel(net())
+    step = Step(model, torch.optim.SGD(model.parameters(), lr=1.0))
+    count = counts[dist.get_rank()]
+    window = step.window([batches(counts)[dist.get_rank()]])
+    for inputs, targets in window:
+        rows, labels = (inputs, targets) if count else (torch.ones(2, WIDTH).double(), torch.tensor([-100, -100]))
+        window.backward(F.cross_entropy(model(rows), labels, reduction="sum"), count)
+    outcome = window.step()
+    return {"parameters": flat(model), **facts(outcome)}
+
+
+def plateau(path: str) -> dict[str, Any]:
+    """One metric, measured on every rank, steps a plateau scheduler once."""
+    import samerun
+
+    model = DistributedDataParallel(net())
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
+    data = samerun.Data(torch.utils.data.TensorDataset(*batches([16])[0]), global_batch=4, micro_batch=1, seed=1)
+    with samerun.Run(path, model=model, optimizer=optimizer, scheduler=scheduler, data=data) as run:
+        for window in run.windows(until=3):
+            for batch in window:
+                window.backward(loss_sum(model, batch), len(batch[1]))
+            window.step()
+            run.evaluate("val_loss", lambda: 1.0)
     return {"count": scheduler.last_epoch, "lr": optimizer.param_groups[0]["lr"]}

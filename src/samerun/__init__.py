@@ -15,7 +15,10 @@ _HOME = {
     "warm_start": "samerun.run",
 }
 
-__all__ = sorted(_HOME)
+_PARTS = ("step",)
+"""Usable on their own: `samerun.step`."""
+
+__all__ = sorted([*_HOME, *_PARTS])
 
 __version__ = "0.1.0"
 
@@ -23,6 +26,8 @@ __version__ = "0.1.0"
 def __getattr__(name: str) -> Any:
     if name in _HOME:
         return getattr(importlib.import_module(_HOME[name]), name)
+    if name in _PARTS:
+        return importlib.import_module(f"samerun.{name}")
     raise AttributeError(f"module 'samerun' has no attribute {name!r}")
 
 

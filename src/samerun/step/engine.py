@@ -26,7 +26,7 @@ from samerun.step.noise import NoiseProbe
 from samerun.step.options import StepOptions
 from samerun.step.outcome import Outcome, Reason
 from samerun.step.parallel.agree import Agreed, Local, Share, agree, sum_over_ranks
-from samerun.step.parallel.gradients import gradients_of, multiply, squared_norm
+from samerun.step.parallel.gradients import HALF, SinglePrecisionSums, multiply, squared_norm
 from samerun.step.parallel.sync import GradientSync
 from samerun.step.precision import LossScale, Precision
 
@@ -53,8 +53,11 @@ class Engine:
         self.topology = topology
         self.options = options
         self.device = _device_of(optimizers)
-        self.sync = GradientSync(models, options.accumulate, per_optimizer=len(optimizers) > 1)
-        self.noise = NoiseProbe.of(options.noise_every, self.sync, num_optimizers=len(optimizers))
+        has_sums = any(p.dtype in HALF for o in optimizers.values() for g in o.param_groups for p in g["params"])
+        # what accumulates apart from `.grad`, or for one optimizer only, cannot be exchanged by DDP's last backward
+        at_step = has_sums or len(optimizers) > 1
+        self.sync = GradientSync(models, options.accumulate, at_step=at_step)
+        self.noise = None if options.noise_every is None else NoiseProbe(options.noise_every, self.sync)
         hooks = before_update or {}
         self.updaters = {
             name: Updater(self, optimizer, before_update=hooks.get(name)) for name, optimizer in optimizers.items()
@@ -94,10 +97,11 @@ class Updater:
         self._engine = engine
         self._optimizer = optimizer
         self._before_update = before_update
-        if engine.options.precision is Precision.FP16 and any(p.dtype == torch.float16 for p in self.trained()):
+        self._sums = SinglePrecisionSums(self.trained())
+        if engine.options.precision is Precision.FP16 and any(p.dtype in HALF for p in self.trained()):
             raise UsageError(
-                "precision='fp16' keeps parameters in fp32 and runs the forward in fp16; these parameters are fp16 "
-                "themselves, so small updates would vanish: leave out model.half()"
+                "precision='fp16' keeps parameters in fp32 and runs the forward in fp16; these parameters are 16 bits "
+                "wide themselves, so small updates would vanish: leave out model.half() or .bfloat16()"
             )
 
     def trained(self) -> list[nn.Parameter]:
@@ -105,6 +109,11 @@ class Updater:
 
     def drop_gradients(self) -> None:
         self._optimizer.zero_grad(set_to_none=True)
+        self._sums.drop()
+
+    def after_backward(self) -> None:
+        """Takes the gradients of 16-bit parameters over into their float32 sums."""
+        self._sums.take()
 
     def expect(self, weight: torch.Tensor | float, num_batches: int) -> None:
         """Before the run's first scaled loss: all ranks choose the loss scale's shift from what they are about to see.
@@ -113,19 +122,19 @@ class Updater:
         """
         if self.loss_scale.shift is not None:
             return
-        mine = self._engine.topology.leads * num_batches
+        mine = self._engine.topology.counts_tokens * num_batches
         total = sum_over_ranks(torch.as_tensor(weight, device=self._engine.device).detach().double() * mine)
-        self.loss_scale.start(total / self._engine.topology.num_replicas)
+        self.loss_scale.start(total / self._engine.topology.num_averaged)
 
     def decide(self, share: Share) -> tuple[Outcome, Agreed]:
         """Judges the window with all ranks and updates or skips. Collective."""
-        device, replicas = self._engine.device, self._engine.topology.num_replicas
-        gradients = gradients_of(self.trained())
+        device, replicas = self._engine.device, self._engine.topology.num_averaged
+        gradients = self._sums.gradients()
         self._engine.sync.before_step(gradients)
         self.loss_scale.unscale(self._optimizer)
         scale, norm_squared = self.loss_scale.on_device(), squared_norm(gradients, device)
         local = Local(squared_norm=norm_squared, scale=scale, lr=self._lr_on_device())
-        agreed = agree(share, local, leads=self._engine.topology.leads, device=device)
+        agreed = agree(share, local, topology=self._engine.topology, device=device)
         reason = judge(agreed)
         factor = replicas / agreed.weight * 2.0**self._shift if agreed.weight > 0 else 0.0
         norm = math.sqrt(agreed.squared_norm) * factor if reason is Reason.UPDATED else math.nan
@@ -134,6 +143,7 @@ class Updater:
         if reason is Reason.UPDATED:
             lr = self._before_update(agreed) if self._before_update is not None else lr
             multiply(gradients, factor * clip)
+            self._sums.hand_back()
             self._optimizer.step()
         judged_gradients = reason in (Reason.UPDATED, Reason.NON_FINITE_GRAD)
         overflowed = reason is Reason.NON_FINITE_GRAD if judged_gradients else None

@@ -14,7 +14,7 @@ import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import torch
 
@@ -52,27 +52,22 @@ class NoiseEstimate:
 
 
 class NoiseProbe:
+    """Raises UsageError where single gradients cannot be seen."""
+
     def __init__(self, every: int, sync: GradientSync) -> None:
+        if sync.forwards_must_match:
+            raise UsageError(
+                "noise_every= cannot measure under FSDP2, which hides the gradients of single ranks; measure with DDP "
+                "or in one process, on a smaller model if need be, or leave noise_every out"
+            )
+        if sync.at_step:
+            raise UsageError("noise_every= measures one optimizer with parameters in full precision; leave it out")
         self._every = every
         self._sync = sync
         self._before: list[torch.Tensor | None] | None = None
         self._sums: torch.Tensor | None = None
         self._gradients: deque[float] = deque(maxlen=_NUM_WINDOWS)
         self._traces: deque[float] = deque(maxlen=_NUM_WINDOWS)
-
-    @classmethod
-    def of(cls, every: int | None, sync: GradientSync, *, num_optimizers: int) -> Self | None:
-        """The probe that was asked for. Raises UsageError where it cannot measure."""
-        if every is None:
-            return None
-        if sync.forwards_must_match:
-            raise UsageError(
-                "noise_every= cannot measure under FSDP2, which hides the gradients of single ranks; measure with DDP "
-                "or in one process, on a smaller model if need be, or leave noise_every out"
-            )
-        if num_optimizers > 1:
-            raise UsageError("noise_every= measures one optimizer's gradient; leave it out with several")
-        return cls(every, sync)
 
     def begin(self, window: int, device: torch.device) -> None:
         self._before = None

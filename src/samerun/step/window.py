@@ -150,6 +150,7 @@ class Window:
         updater.expect(weight, max(1, len(self)))
         with self._others_untouched(name):
             torch.autograd.backward(updater.loss_scale.scaled(loss))
+        updater.after_backward()
         if self._engine.noise is not None:
             self._engine.noise.after_backward(updater.trained(), weight, last=self._is_last)
 
@@ -164,6 +165,7 @@ class Window:
             )
         loss, weight = self._one_loss(loss_sum, weight, None, name)
         self._tallies[name].add(loss.detach(), weight)
+        updater.after_backward()
         if self._engine.noise is not None:
             self._engine.noise.after_backward(updater.trained(), weight, last=self._is_last)
 
@@ -232,6 +234,8 @@ class Window:
             self._engine.sync.before_forward(last=remaining == 0)
             with preserved_rng(), self._engine.options.precision.autocast(self._engine.device):
                 self._recorder.replay()
+            for updater in self._engine.updaters.values():
+                updater.after_backward()  # sharded peers' data arrives in this rank's shard
         self._copy_into_buffers(kept)
 
     def _one_loss(

@@ -4,26 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-import torch.nn.functional as F  # noqa: N812
 
 from rank_pool import RankPool
-from step_jobs import batches, flat, loss_sum, net, one_window
+from step_jobs import batches, big_batch, flat, loss_sum, net, one_window
 
 COUNTS = (7, 1, 3, 5)
 TOLERANCE = 1e-12
 """Everything is float64: what is left is the order of additions."""
-
-
-def big_batch(counts: tuple[int, ...]) -> tuple[torch.Tensor, float, float]:
-    """(parameters after SGD with rate 1 on the mean over all tokens at once, loss, gradient norm)."""
-    model = net()
-    parts = batches(counts)
-    logits = model(torch.cat([inputs for inputs, _ in parts]))
-    loss = F.cross_entropy(logits, torch.cat([targets for _, targets in parts]))
-    loss.backward()
-    norm = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]).norm()
-    torch.optim.SGD(model.parameters(), lr=1.0).step()
-    return torch.tensor(flat(model), dtype=torch.float64), float(loss.detach()), float(norm)
 
 
 def naive_mean(counts: tuple[int, ...]) -> torch.Tensor:

@@ -12,6 +12,8 @@ from typing import Final
 import torch
 import torch.distributed as dist
 
+from samerun.ranks.topology import Topology
+
 _HALF: Final = 1 << 32
 _NUM_NOISE: Final = 3
 
@@ -93,8 +95,13 @@ class Agreed:
     noise: tuple[float, ...]
 
 
-def agree(share: Share, local: Local, *, leads: bool, device: torch.device) -> Agreed:
-    """Collective over all ranks. A rank that does not lead its replica adds flags but no data: its leader adds them."""
+def agree(share: Share, local: Local, *, topology: Topology, device: torch.device) -> Agreed:
+    """Collective over all ranks.
+
+    A rank that does not lead its replica adds flags but no samples, and no tokens unless they are its own part of an
+    example: its leader adds them.
+    """
+    leads = topology.leads
     counts = [
         share.num_samples if leads else 0,
         share.coverage % _HALF if leads else 0,
@@ -107,7 +114,7 @@ def agree(share: Share, local: Local, *, leads: bool, device: torch.device) -> A
     sums = torch.cat([torch.stack([share.weight, share.loss_sum]), noise])
     vector = torch.cat(
         [
-            sums if leads else torch.zeros_like(sums),
+            sums if topology.counts_tokens else torch.zeros_like(sums),
             torch.stack([share.num_bad_losses, bad_norm]),
             torch.tensor(counts, dtype=torch.float64).to(device, non_blocking=True),
         ]

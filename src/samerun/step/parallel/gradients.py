@@ -9,12 +9,50 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate
+
+HALF: Final = (torch.bfloat16, torch.float16)
+
+
+class SinglePrecisionSums:
+    """Keeps the accumulated gradients of 16-bit parameters in float32: in bfloat16, 256 + 1 is 256.
+
+    Each backward's gradient is added and taken away from the parameter; `hand_back` gives it the whole, rounded once.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self._parameters = [p for p in parameters if p.dtype in HALF]
+        self._others = [p for p in parameters if p.dtype not in HALF]
+        self._sums: dict[nn.Parameter, torch.Tensor] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._parameters)
+
+    def take(self) -> None:
+        for parameter in self._parameters:
+            if parameter.grad is None:
+                continue
+            sofar = self._sums.get(parameter)
+            added = parameter.grad.detach().float()
+            self._sums[parameter] = added if sofar is None else sofar.add_(added)
+            parameter.grad = None
+
+    def gradients(self) -> list[torch.Tensor]:
+        """All gradients of this window: the sums, and those of parameters in full precision."""
+        return [*self._sums.values(), *gradients_of(self._others)]
+
+    def hand_back(self) -> None:
+        for parameter, total in self._sums.items():
+            parameter.grad = total.to(parameter.dtype)
+
+    def drop(self) -> None:
+        self._sums.clear()
 
 
 def gradients_of(parameters: Iterable[nn.Parameter]) -> list[torch.Tensor]:

@@ -37,16 +37,21 @@ class Accumulate(Enum):
 
 
 class GradientSync:
-    """`per_optimizer`: several optimizers step apart, so replicas exchange gradients when one of them steps, not in a
-    backward that may run through the others' models too."""
+    """`at_step`: DDP's replicas exchange gradients when an optimizer steps, one reduction a dtype, not in a backward.
 
-    def __init__(self, models: Mapping[str, nn.Module], accumulate: Accumulate, *, per_optimizer: bool = False) -> None:
+    With several optimizers a backward may run through the others' models, and float32 sums of 16-bit gradients exist
+    only apart from `.grad`.
+    """
+
+    def __init__(self, models: Mapping[str, nn.Module], accumulate: Accumulate, *, at_step: bool = False) -> None:
         self._ddp = [model for model in models.values() if isinstance(model, DistributedDataParallel)]
         self._fsdp = [model for model in models.values() if isinstance(model, FSDPModule)]
         self._accumulate = accumulate
-        self._per_optimizer = per_optimizer
-        if per_optimizer and self._fsdp and accumulate is Accumulate.UNSHARDED:
-            raise UsageError("accumulate='unsharded' serves one optimizer; use 'sharded' with several")
+        self.at_step = at_step
+        if at_step and self._fsdp and accumulate is Accumulate.UNSHARDED:
+            raise UsageError(
+                "accumulate='unsharded' serves one optimizer and parameters in full precision; use 'sharded'"
+            )
 
     @property
     def forwards_must_match(self) -> bool:
@@ -56,12 +61,12 @@ class GradientSync:
     @property
     def reduces_last_backward(self) -> bool:
         """Whether the last backward replaces this rank's own gradient by the mean over replicas."""
-        return bool(self._ddp) and not self._per_optimizer
+        return bool(self._ddp) and not self.at_step
 
     def before_forward(self, *, last: bool) -> None:
         """Set before the forward: DDP decides there whether the coming backward reduces."""
         for model in self._ddp:
-            model.require_backward_grad_sync = last and not self._per_optimizer
+            model.require_backward_grad_sync = last and not self.at_step
         if self._accumulate is Accumulate.UNSHARDED:
             for sharded in self._fsdp:
                 sharded.set_requires_gradient_sync(last)
@@ -73,7 +78,7 @@ class GradientSync:
 
         Collective; every rank must have gradients for the same parameters.
         """
-        if not (self._per_optimizer and self._ddp):
+        if not (self.at_step and self._ddp):
             return
         by_dtype: dict[torch.dtype, list[torch.Tensor]] = defaultdict(list)
         for gradient in gradients:
