@@ -7,12 +7,15 @@ of the best (R. L. Graham, Bounds on multiprocessing timing anomalies, 1969).
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
 
 from samerun.errors import DamagedError, UsageError
 from samerun.format.dtypes import ITEM_BYTES
@@ -60,6 +63,7 @@ class _Choice:
 
 _Claims = list[tuple[tuple[int, ...], Mapping[str, Any]]]
 _Merged = tuple[str, tuple[int, ...], _Claims]
+_Array = np.ndarray[Any, np.dtype[np.int64]]
 
 
 def layout_box(layout: Layout, shape: Sequence[int], position: int) -> Box:
@@ -73,28 +77,58 @@ def layout_box(layout: Layout, shape: Sequence[int], position: int) -> Box:
 
 def plan_save(views: Iterable[View], num_ranks: int) -> SavePlan:
     """The plan for everything that the ranks hold. UsageError when they contradict each other or leave a gap."""
-    plan = SavePlan(num_chunks=[0] * num_ranks, num_bytes=[0] * num_ranks)
+    plan = SavePlan()
     merged = _merge(views)
     known: dict[tuple[Any, ...], int] = {}
     choices: dict[str, _Choice] = {}
-    sizes: dict[tuple[Any, ...], list[int]] = {}
+    sizes: dict[tuple[Any, ...], _Array] = {}
+    loads = _Loads(num_ranks)
     for path in sorted(merged, key=lambda path: (-_total_bytes(merged[path]), path)):
         dtype, shape, claims = merged[path]
         choice = _choose(path, shape, claims, choices)
         cut = (choice.grid, choice.boxes, shape, ITEM_BYTES[dtype])
         if cut not in sizes:
-            sizes[cut] = _chunk_bytes(choice, shape, ITEM_BYTES[dtype])
-        ranks = _least_loaded(choice, plan.num_bytes)
+            sizes[cut] = np.array(_chunk_bytes(choice, shape, ITEM_BYTES[dtype]), dtype=np.int64)
+        ranks = _least_loaded(choice, loads)
         identity = (choice.grid, choice.boxes, ranks)
         if identity not in known:
             known[identity] = len(plan.layouts)
             plan.layouts.append(_layout(choice, ranks))
         plan.tensors[path] = TensorEntry(dtype, shape, known[identity])
-        for rank, size in zip(ranks, sizes[cut], strict=True):
-            if size or len(ranks) == 1:
-                plan.num_chunks[rank] += 1
-                plan.num_bytes[rank] += size
+        loads.add(ranks, sizes[cut])
+    plan.num_chunks, plan.num_bytes = loads.num_chunks.tolist(), loads.num_bytes.tolist()
     return plan
+
+
+class _Loads:
+    """What each rank has to write so far. Arrays: a thousand ranks times a thousand tensors are planned at once."""
+
+    def __init__(self, num_ranks: int) -> None:
+        self.num_bytes: _Array = np.zeros(num_ranks, dtype=np.int64)
+        self.num_chunks: _Array = np.zeros(num_ranks, dtype=np.int64)
+        self._heaps: dict[tuple[int, ...], list[tuple[int, int]]] = {}
+        self._indexes: dict[tuple[int, ...], _Array] = {}
+
+    def add(self, ranks: tuple[int, ...], sizes: _Array) -> None:
+        if ranks not in self._indexes:
+            self._indexes[ranks] = np.array(ranks, dtype=np.int64)
+        np.add.at(self.num_bytes, self._indexes[ranks], sizes)
+        np.add.at(self.num_chunks, self._indexes[ranks], (sizes > 0) | (len(ranks) == 1))
+
+    def least_of(self, holders: tuple[int, ...]) -> int:
+        """The holder with the least load. Loads only grow, so a heap whose top is looked at anew stays right."""
+        heap = self._heaps.get(holders)
+        if heap is None:
+            heap = self._heaps[holders] = [(int(self.num_bytes[rank]), rank) for rank in holders]
+            heapq.heapify(heap)
+        while heap[0][0] != self.num_bytes[heap[0][1]]:
+            heapq.heapreplace(heap, (int(self.num_bytes[heap[0][1]]), heap[0][1]))
+        return heap[0][1]
+
+    def least_replica(self, holders: tuple[tuple[int, ...], ...]) -> int:
+        """The replica (column of `holders`) whose busiest rank has the least load."""
+        busiest = self.num_bytes[np.array(holders, dtype=np.int64)].max(axis=0)
+        return int(busiest.argmin())
 
 
 def _merge(views: Iterable[View]) -> dict[str, _Merged]:
@@ -173,12 +207,13 @@ def _chunk_bytes(choice: _Choice, shape: tuple[int, ...], item_bytes: int) -> li
     return [grid_box(shape, choice.grid, i).volume * item_bytes for i in range(math.prod(choice.grid))]
 
 
-def _least_loaded(choice: _Choice, loads: Sequence[int]) -> tuple[int, ...]:
+def _least_loaded(choice: _Choice, loads: _Loads) -> tuple[int, ...]:
     """The rank that writes each chunk: with a grid one whole replica, else chunk by chunk."""
-    if choice.grid is None:
-        return tuple(min(holders, key=lambda rank: (loads[rank], rank)) for holders in choice.holders)
-    num_replicas = len(choice.holders[0])
-    best = min(range(num_replicas), key=lambda n: (max(loads[holders[n]] for holders in choice.holders), n))
+    if choice.grid is None or len(choice.holders) == 1:
+        return tuple(loads.least_of(holders) for holders in choice.holders)
+    if len(choice.holders[0]) == 1:
+        return tuple(holders[0] for holders in choice.holders)
+    best = loads.least_replica(choice.holders)
     return tuple(holders[best] for holders in choice.holders)
 
 
