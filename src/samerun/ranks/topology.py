@@ -86,6 +86,7 @@ def topology_of(models: Iterable[nn.Module], *, mesh: DeviceMesh | None, launche
 
 def _require_whole_world(models: list[nn.Module], world_size: int) -> None:
     for model in models:
+        assert isinstance(model, DistributedDataParallel)
         num_tied = dist.get_world_size(model.process_group)
         if num_tied != world_size:
             raise Refused(
