@@ -74,7 +74,7 @@ class Storage(Protocol):
         """Starts an object under a prefix that this writer owns; a published key is never written again."""
 
     def sync(self, prefix: str) -> None:
-        """Returns when the names published directly under `prefix` are durable."""
+        """Returns when the names published directly under `prefix` ("" is the root) are durable."""
 
     def put_if_absent(self, key: str, data: bytes) -> None: ...
 

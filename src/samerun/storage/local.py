@@ -54,7 +54,7 @@ class Local:
         return _LocalWriter(self._files, self._path(key))
 
     def sync(self, prefix: str) -> None:
-        path = self._path(prefix)
+        path = self._path(prefix) if prefix else self._root
         with _told("syncing", path):
             self._files.sync_directory(path)
 

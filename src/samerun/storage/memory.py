@@ -39,7 +39,8 @@ class Memory:
         return _MemoryWriter(self, checked_key(key))
 
     def sync(self, prefix: str) -> None:
-        checked_key(prefix)
+        if prefix:
+            checked_key(prefix)
 
     def put_if_absent(self, key: str, data: bytes) -> None:
         with self._lock:
