@@ -121,6 +121,9 @@ def test_state_after_iteration_began_is_refused() -> None:
         one.load_state_dict(saved)
     one.restart()
     one.load_state_dict(saved)
+    for _ in range(3):
+        one.commit()
+    one.restart()
     one.load_state_dict(cursor().state_dict())
     assert (one.positions.produced, one.positions.delivered, one.positions.committed) == (0, 0, 0)
 

@@ -144,6 +144,18 @@ def test_random_draws_belong_to_the_sample(num_workers: int) -> None:
     assert len(set(rows)) == len(rows), "epochs and samples have draws of their own"
 
 
+def test_collate_draws_by_the_position_of_its_microbatch() -> None:
+    """Not by what its last sample happened to leave of its own draws."""
+    from samerun.data.fetch.keyed import generators_put_back, seed_generators
+
+    with Data(Drawing(11), global_batch=4, micro_batch=2, seed=7, collate_fn=drawing_collate) as data:
+        found = take(data, 3)
+    for (window, number), rows in found.items():
+        with generators_put_back():
+            seed_generators("collate", 7, 4 * window + 2 * number)
+            assert rows[-1] == drawing_collate([])[-1].tolist()
+
+
 def test_random_draws_do_not_depend_on_replicas() -> None:
     def drawn(count: int) -> dict:
         merged = {}

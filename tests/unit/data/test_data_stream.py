@@ -17,7 +17,7 @@ torch.set_num_threads(1)
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
 
 
-class Items:
+class Items(IterableDataset):
     """Any iterable: 7 batches an epoch, each naming its epoch and place, with a draw."""
 
     def __init__(self, n: int = 7) -> None:
@@ -104,6 +104,17 @@ def test_a_resumed_stream_is_its_twin(maker, cuts: list[int]) -> None:  # type: 
             seen += run(stream, decided, left=2)
             state = stream.state_dict()
     assert seen == whole
+
+
+def test_each_epoch_is_announced_to_whoever_has_set_epoch() -> None:
+    with Stream(Items(), microbatches_per_window=7) as stream:
+        assert [values[0][0] for values in run(stream, 3)] == [0, 1, 2]
+        state = stream.state_dict()
+    with Stream(DataLoader(Items(), batch_size=None), microbatches_per_window=7) as loader:  # type: ignore[arg-type]
+        assert [values[0][0] for values in run(loader, 3)] == [0, 1, 2]
+    with Stream(Items(), microbatches_per_window=7) as resumed:
+        resumed.load_state_dict(state)
+        assert run(resumed, 1)[0][0][0] == 3
 
 
 def test_each_source_says_what_it_can() -> None:
