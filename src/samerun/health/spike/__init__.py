@@ -1,0 +1,1 @@
+"""Loss and gradient-norm spikes: a robust baseline, a threshold calibrated to this run, onset, recovery, drift."""
