@@ -13,7 +13,7 @@ PACKAGE = ROOT / "src" / "samerun"
 
 LINES = (
     ("errors",), ("core",), ("storage",), ("plan",), ("ranks",), ("format",), ("state",), ("data",), ("checkpoint",),
-    ("step",), ("preempt",), ("health",), ("run",), ("launch",), ("drill",),
+    ("dcp",), ("convert",), ("step",), ("preempt",), ("health",), ("run",), ("launch",), ("drill",),
     ("demo", "report", "integrations", "lessons"), ("cli",),
 )  # fmt: skip
 """Low to high. A folder imports only from lines before its own; folders on one line never import each other."""

@@ -41,6 +41,11 @@ ENVIRONMENT = {
     "samerun.launch.torchrun": "sets torchrun's own default for its children, as torchrun does",
 }
 
+PICKLES = {
+    "samerun.dcp.values": "stock planners take values as bytes of torch.save; these are built from verified JSON",
+}
+"""Where something is pickled, or read that others pickled → why no code can run from it."""
+
 
 def faults_everywhere(check: object) -> list[str]:
     return [f"{name}: {fault}" for name, path in MODULES.items() for fault in check(path.read_text())]  # type: ignore[operator]
@@ -110,7 +115,8 @@ def test_the_list_of_exceptions_only_shrinks() -> None:
 
 
 def test_nothing_pickles() -> None:
-    assert faults_everywhere(pickle_faults) == []
+    faults = {fault.split(":")[0] for fault in faults_everywhere(pickle_faults)}
+    assert faults == set(PICKLES)
 
 
 @pytest.mark.parametrize(

@@ -57,8 +57,8 @@ class Nested:
     def remove(self, key: str) -> None:
         self._inner.remove(self._below(key))
 
-    def discard(self, prefix: str) -> None:
-        self._inner.discard(self._below(prefix))
+    def discard(self, prefix: str, first: str = "") -> None:
+        self._inner.discard(self._below(prefix), first)
 
     def sweep(self) -> int:
         return 0
