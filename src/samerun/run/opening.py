@@ -19,7 +19,7 @@ from samerun.ranks.torch_group import TorchGroup
 from samerun.run.announce import describe, say
 from samerun.run.attempt import Attempt, Live, Parts
 from samerun.run.config import RunConfig
-from samerun.run.faults import FaultPlan, FaultPoints
+from samerun.run.faults import FaultPlan, FaultPoints, PlannedFiles
 from samerun.run.identity import model_identity, optimizer_identity, scheduler_identity, user_identity
 from samerun.run.start import Started, StartKind, start
 from samerun.run.surroundings import surroundings, why_not_bitwise
@@ -34,6 +34,7 @@ from samerun.step.engine import Engine
 from samerun.step.parallel.sync import settle_bucket_order
 from samerun.step.precision import Precision
 from samerun.step.schedule import lr_setters
+from samerun.storage.local import Local
 
 
 def open_attempt(config: RunConfig, stop: StopFlag) -> Attempt:
@@ -58,7 +59,8 @@ def open_attempt(config: RunConfig, stop: StopFlag) -> Attempt:
     config.source.attach(Replica(index=topology.replica, count=topology.num_replicas))
     components = _components(config, engine, live)
     facts = {"topology": _topology_facts(topology), "surroundings": surroundings(engine.device)}
-    store = Store(config.path, group=group, keep_last=config.keep_last, at=faults.at)
+    place = Local(config.path, files=PlannedFiles(faults)) if plan.faults else config.path
+    store = Store(place, group=group, keep_last=config.keep_last, at=faults.at)
     faults.at("load")
     waive = (*config.waive, *plan.leave_out)
     started = start(store, group, identity=identity, components=components, waive=waive, facts=facts)
