@@ -23,7 +23,7 @@ MODULES = modules()
 KNOWN = frozenset(MODULES)
 
 OVERSIZED = {
-    "samerun.run.run:Run.__init__()": (15, "the options of a whole training; each is a word of its own"),
+    "samerun.run.run:Run.__init__()": (18, "the options of a whole training; each is a word of its own"),
     "samerun.data.adapters.stream:Stream.__init__()": (
         11,
         "what an iterable is and how far it may be trusted, in words",

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from samerun.cli.main import COMMANDS
+
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 EXAMPLE = ROOT / "examples" / "train_gpt.py"
@@ -83,6 +85,12 @@ def test_the_index_leads_to_every_page() -> None:
     pages = {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")} - {"index.md"}
     assert "(decisions/)" in index  # one link for all of them: a folder of numbered titles needs no list
     assert {page for page in pages if f"({page})" not in index and not page.startswith("decisions/")} == set()
+
+
+def test_the_readme_lists_every_command() -> None:
+    table = (ROOT / "README.md").read_text().split("## The command")[1].split("```")[0]
+    listed = {name for row in table.splitlines()[4:] for name in re.findall(r"`(\w+)`", row.split("|")[1])}
+    assert listed == set(COMMANDS)
 
 
 def test_the_changelog_has_the_form_it_names() -> None:

@@ -11,6 +11,8 @@ from samerun.step.parallel.agree import Agreed
 
 
 class Reason(Enum):
+    """Why a window ended as it did: updated, or what kept it from updating."""
+
     UPDATED = "updated"
     NON_FINITE_LOSS = "non_finite_loss"
     NON_FINITE_GRAD = "non_finite_grad"
