@@ -66,7 +66,7 @@ def prune(storage: Storage, pruning: Pruning) -> None:
     """Carries out a plan that was just made."""
     storage.sweep()
     for name in (*pruning.removed, *pruning.unfinished):
-        storage.discard(names.checkpoint_prefix(name))
+        storage.discard(names.checkpoint_prefix(name), names.MANIFEST)
 
 
 def _unfinished(storage: Storage, catalog: Catalog, busy: Collection[str]) -> list[str]:

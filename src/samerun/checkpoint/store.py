@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,15 +13,18 @@ from samerun.checkpoint.catalog import Catalog, Entry, read_catalog
 from samerun.checkpoint.load.opened import Checkpoint
 from samerun.checkpoint.prune import Pruning, plan_pruning, prune, tags
 from samerun.checkpoint.retention import Last, Policy
-from samerun.checkpoint.save.agree import one_rank
+from samerun.checkpoint.save.agree import all_ranks, one_rank
 from samerun.checkpoint.save.commit import Header, begin, check_fence, move_pointer, write_and_commit
 from samerun.checkpoint.save.pending import Pending
+from samerun.core.clock import Clock, SystemClock
 from samerun.errors import AlreadyExistsError, FencedError, StorageError, UsageError
 from samerun.format import names
 from samerun.ranks.group import Solo
-from samerun.storage.local import Local
+from samerun.storage.opening import open_storage
 
 if TYPE_CHECKING:
+    from samerun.checkpoint.save.stage import Staged
+    from samerun.checkpoint.save.staging import StagingBuffer
     from samerun.core.component import Captured
     from samerun.core.progress import Progress
     from samerun.ranks.group import Group
@@ -37,6 +42,10 @@ class Store:
     the storage's own promises: a disk that loses bytes after fsync is noticed on reading, not prevented.
     Methods marked collective must be called by every rank in the same order. `at` is told the points that a save
     passes (`save:staged`, `save:writing`, `save:shard`, `save:index`, `save:manifest`, `save:committed`).
+
+    With a `background_group` (a second group of the same ranks, used by nobody else; `Solo()` for one process) `save`
+    returns once all is copied, and a thread writes and publishes. One save is in flight at most: the next `save` waits
+    for it, and raises its error if nobody asked for the result.
     """
 
     def __init__(
@@ -46,16 +55,22 @@ class Store:
         group: Group | None = None,
         keep_last: int = 5,
         at: Callable[[str], None] = _nowhere,
+        background_group: Group | None = None,
+        clock: Clock | None = None,
     ) -> None:
         if keep_last < 1:
             raise UsageError(f"keep_last={keep_last}; at least one checkpoint must stay")
-        self._storage: Storage = Local(path) if isinstance(path, (str, Path)) else path
+        self._storage: Storage = open_storage(path) if isinstance(path, (str, Path)) else path
         self._group: Group = Solo() if group is None else group
+        self._background = background_group
         self._keep_last = keep_last
         self._at = at
+        self._clock: Clock = SystemClock() if clock is None else clock
         self._epoch: int | None = None
         self._sequence = 0
         self._proven: set[str] = set()
+        self._pending: Pending | None = None
+        self._buffer: StagingBuffer | None = None
 
     @property
     def path(self) -> str:
@@ -103,12 +118,16 @@ class Store:
     ) -> Pending:
         """Collective: publishes `state` as a new checkpoint. Everything has left live memory when it returns.
 
-        `facts` is JSON for the manifest. Opens an attempt first if none is open. `digests` (component → key → digest)
-        is kept in this rank's index; fingerprints of `state` when not given. A failed save raises from `result()` of
-        what is returned, alike on every rank, and leaves the earlier checkpoints as they were.
+        Without a background group the save is also over when it returns.
+
+        `facts` is JSON for the manifest (rank 0's counts). Opens an attempt first if none is open. `digests`
+        (component → key → digest) is kept in this rank's index; fingerprints of `state` when not given. A failed save
+        raises from `result()`, alike on every rank, or at the next save; earlier checkpoints stay as they were.
         """
         from samerun.checkpoint.save.stage import stage  # tensors are touched from here on: torch is loaded
 
+        started = self._clock.monotonic_seconds()
+        self.settle()
         for tag in tags:
             names.tag_key(tag)
         if self._epoch is None:
@@ -118,18 +137,74 @@ class Store:
         header = Header(
             epoch=self._epoch, sequence=self._sequence, progress=progress, facts=dict(facts), tags=tuple(tags)
         )
-        name = begin(self._storage, self._group, header)
-        pending = Pending(name)
+        if self._background is not None:
+            staged = self._copied(staged)
+        copied = self._clock.monotonic_seconds() - started
+        name, header = begin(self._storage, self._group, header)
+        pending = self._pending = Pending(name)
         self._at("save:staged")
-        try:
-            pending.succeed(write_and_commit(self._storage, self._group, name, header, staged, self._at))
-        except Exception as error:  # noqa: BLE001  # raised by result(), on every rank alike
-            pending.fail(error)
-            return pending
-        self._sequence += 1
-        self._proven.add(name)
-        pending.retention_error = self._retain()
+        if self._background is None:
+            self._finish(pending, header, staged, started)
+            pending.clocks.staged_seconds = pending.clocks.written_seconds  # nothing was copied: writing was staging
+        else:
+            pending.clocks.staged_seconds = copied
+            work = (pending, header, staged, started)
+            threading.Thread(target=self._finish, args=work, name=f"save {pending.name}").start()
+        pending.clocks.blocked_seconds = self._clock.monotonic_seconds() - started
         return pending
+
+    def settle(self) -> None:
+        """Waits for the save in flight, if any, and raises its error if nobody has seen it yet. Collective."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.wait()
+            all_ranks(self._group, pending.raise_untold)  # on one rank the result may have been asked for
+
+    def close(self) -> None:
+        """The end: as `settle`, and the staging memory is given back. Collective."""
+        try:
+            self.settle()
+        finally:
+            self._buffer = None
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _copied(self, staged: Staged) -> Staged:
+        from samerun.checkpoint.save.staging import StagingBuffer
+
+        if self._buffer is None:
+            self._buffer = StagingBuffer()
+        buffer, done = self._buffer, []
+
+        def copy() -> None:
+            done.append(buffer.copy(staged.pieces))
+
+        all_ranks(self._group, copy)  # no memory on one rank is an error on all of them, not a hang
+        return replace(staged, pieces=done[0])
+
+    def _finish(self, pending: Pending, header: Header, staged: Staged, started: float) -> None:
+        """Writes, publishes, thins out. In the calling thread, or in the one of a background save."""
+        group = self._group if self._background is None else self._background
+
+        def at(point: str) -> None:
+            if point == "save:index":
+                pending.clocks.written_seconds = self._clock.monotonic_seconds() - started
+            self._at(point)
+
+        try:
+            pending.published(write_and_commit(self._storage, group, pending.name, header, staged, at))
+            pending.clocks.durable_seconds = self._clock.monotonic_seconds() - started
+            self._sequence += 1
+            self._proven.add(pending.name)
+            pending.retention_error = self._retain(group)
+        except Exception as error:  # noqa: BLE001  # raised by result() or at the next save, on every rank alike
+            pending.finish(error)
+        else:
+            pending.finish()
 
     def open(self, entry: Entry) -> Checkpoint:
         """Opens a checkpoint on this rank: manifest and this rank's index verified. DamagedError, SchemaError."""
@@ -138,15 +213,24 @@ class Store:
         return checkpoint
 
     def tag(self, tag: str, entry: Entry) -> None:
-        """Collective: points `tag` at `entry`; a tagged checkpoint is never removed by retention."""
+        """Collective: points `tag` at `entry`, also an older one; a tagged checkpoint is never removed by retention.
+
+        FencedError when this store has opened an attempt and a newer one exists.
+        """
         key = names.tag_key(tag)
-        one_rank(self._group, lambda: move_pointer(self._storage, key, entry))
+
+        def point() -> None:
+            if self._epoch is not None:
+                check_fence(self._storage, self._epoch)
+            move_pointer(self._storage, key, entry, back=True)
+
+        one_rank(self._group, point)
 
     def tags(self) -> dict[str, str]:
         """Tag → name of the checkpoint it points at; any rank, one listing."""
         return tags(self._storage)
 
-    def prune(self, policies: Sequence[Policy] = ()) -> Pruning:
+    def prune(self, policies: Sequence[Policy] = (), *, group: Group | None = None) -> Pruning:
         """Collective: removes what no policy keeps (default: the last `keep_last`). Tagged ones always stay.
 
         Never the newest proven checkpoint, one of a newer attempt, or what is not samerun's. FencedError when a newer
@@ -162,12 +246,12 @@ class Store:
             done.append(plan_pruning(self._storage, wanted, epoch=epoch, proven=self._proven))
             prune(self._storage, done[0])
 
-        one_rank(self._group, thin_out)
+        one_rank(self._group if group is None else group, thin_out)
         return done[0] if done else Pruning(removed=(), unfinished=(), kept=())
 
-    def _retain(self) -> StorageError | None:
+    def _retain(self, group: Group) -> StorageError | None:
         try:
-            self.prune()
+            self.prune(group=group)
         except FencedError:
             return None  # the newer attempt thins out from now on
         except StorageError as error:

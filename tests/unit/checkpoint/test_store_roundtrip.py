@@ -286,3 +286,27 @@ def test_fingerprint_digests_come_back_per_rank() -> None:
     run_ranks(2, body)
     store = Store(storage)
     assert store.open(store.catalog().entries[0]).digests == {"weights": {"w": "d0"}}
+
+
+@pytest.mark.parametrize("facts", [{"x": float("nan")}, {"x": object()}, {1: 2, "a": 3}, {"x": {1, 2}}])
+def test_facts_that_are_no_json_are_refused_before_anything_is_written(facts: dict[Any, Any]) -> None:
+    storage = Memory()
+    store = Store(storage)
+    store.open_attempt({})
+    with pytest.raises(UsageError, match="facts must be JSON"):
+        store.save({"weights": Captured()}, PROGRESS, facts=facts)
+    assert storage.names("checkpoints") == []
+
+
+def test_every_rank_gets_the_same_entry() -> None:
+    storage = Memory()
+
+    def body(group: ThreadGroup) -> Any:
+        store = Store(storage, group=group)
+        entry = store.save({"weights": Captured()}, PROGRESS, facts={"rank": group.rank}).result()
+        assert store.catalog().entries == (entry,)
+        return entry
+
+    entries = run_ranks(3, body)
+    assert entries == [entries[0]] * 3
+    assert entries[0].facts == {"rank": 0}

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -22,7 +23,8 @@ from samerun.checkpoint.attempts import newest_attempt
 from samerun.checkpoint.catalog import Entry, entry_of, parse_manifest, read_pointer
 from samerun.checkpoint.save.agree import all_ranks, one_rank
 from samerun.checkpoint.save.write import write_rank
-from samerun.errors import AlreadyExistsError, DamagedError, FencedError, StorageError
+from samerun.core.canonical import canonical_bytes
+from samerun.errors import AlreadyExistsError, DamagedError, FencedError, StorageError, UsageError
 from samerun.format import names
 from samerun.format.schema import (
     MANIFEST_SCHEMA,
@@ -52,16 +54,28 @@ class Header:
     tags: tuple[str, ...]
 
 
-def begin(storage: Storage, group: Group, header: Header) -> str:
-    """Collective: the new checkpoint's name, its directory made. FencedError when a newer attempt exists."""
+def begin(storage: Storage, group: Group, header: Header) -> tuple[str, Header]:
+    """Collective: the new checkpoint's name, its directory made, and the header with rank 0's facts as they are now.
 
-    def make() -> str:
+    FencedError when a newer attempt exists, UsageError when the facts are no JSON.
+    """
+
+    def make() -> list[Any]:
+        facts = _as_json(header.facts)
         check_fence(storage, header.epoch)
         name = names.checkpoint_name(header.progress.updates.value)
         storage.make_prefix(names.checkpoint_prefix(name))
-        return name
+        return [name, facts]
 
-    return str(one_rank(group, make))
+    name, facts = one_rank(group, make)
+    return name, replace(header, facts=facts)
+
+
+def _as_json(facts: dict[str, Any]) -> Any:
+    try:
+        return json.loads(canonical_bytes(facts))
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"facts must be JSON with finite numbers: {error}") from error
 
 
 def write_and_commit(
@@ -172,4 +186,4 @@ def _point(storage: Storage, entry: Entry, header: Header) -> None:
 def _clean_up(storage: Storage, name: str) -> None:
     # The failure that led here is being raised; what cannot be removed now has no manifest and is pruned later.
     with contextlib.suppress(StorageError):
-        storage.discard(names.checkpoint_prefix(name))
+        storage.discard(names.checkpoint_prefix(name), names.MANIFEST)
