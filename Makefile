@@ -6,6 +6,9 @@ PIP_ARGS ?=
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+SERVICES := .services
+MOTO     := "moto[s3]==5.2.5" flask==3.1.3 flask-cors==6.0.5
+AZURITE  := azurite@3.35.0
 
 .PHONY: setup demo test lint bench soak services clean
 
@@ -16,7 +19,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check $(PIP_ARGS) "$(TORCH)"
 	$(BIN)/pip install --quiet --disable-pip-version-check hatchling editables -c constraints.txt
 	grep -v '^torch==' constraints.txt > $(VENV)/constraints.txt
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation -c $(VENV)/constraints.txt -e '.[dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation -c $(VENV)/constraints.txt -e '.[dev,cloud]'
 	touch $@
 
 demo: setup
@@ -36,8 +39,19 @@ soak: setup
 bench: setup
 	@echo "no figures are measured yet"
 
-services:
-	@echo "no services are needed yet"
+# Object-store servers that tests start and stop themselves: an S3 API (moto) and Azure Blob (Azurite, where npm exists)
+services: $(SERVICES)/.moto $(SERVICES)/.azurite
+
+$(SERVICES)/.moto:
+	$(PYTHON) -m venv $(SERVICES)/venv
+	$(SERVICES)/venv/bin/pip install --quiet --disable-pip-version-check $(MOTO)
+	touch $@
+
+$(SERVICES)/.azurite:
+	mkdir -p $(SERVICES)
+	if command -v npm >/dev/null; then npm install --silent --no-fund --no-audit --prefix $(SERVICES) $(AZURITE); \
+	else echo "npm is not installed: tests against Azure Blob will be skipped"; fi
+	touch $@
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(SERVICES) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from object_servers import azure, s3  # noqa: F401  # fixtures
 from rank_pool import RankPool
 
 

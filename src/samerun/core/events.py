@@ -29,8 +29,7 @@ class Journal:
         if self._descriptor is None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        line = json.dumps({"event": event, "time": round(self._clock.wall_seconds(), 3), **values}, sort_keys=True)
-        os.write(self._descriptor, line.encode() + b"\n")
+        os.write(self._descriptor, self._line(event, values))
         if sync:
             os.fsync(self._descriptor)
 
@@ -38,6 +37,10 @@ class Journal:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
+
+    def _line(self, event: str, values: dict[str, Any]) -> bytes:
+        line = {"event": event, "time": round(self._clock.wall_seconds(), 3), **values}
+        return json.dumps(line, sort_keys=True).encode() + b"\n"
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:

@@ -97,8 +97,12 @@ class Storage(Protocol):
     def remove(self, key: str) -> None:
         """Removes one object; one that is gone already is no error."""
 
-    def discard(self, prefix: str) -> None:
-        """Makes `prefix` invisible at once and durably, then removes it. One that is gone already is no error."""
+    def discard(self, prefix: str, first: str = "") -> None:
+        """Makes `prefix` invisible at once and durably, then removes it. One that is gone already is no error.
+
+        `first` names the object that publishes the prefix. Where a prefix cannot vanish in one step (object stores)
+        that object goes first, and whoever publishes it late loses.
+        """
 
     def sweep(self) -> int:
         """Removes what a crash left of discards and of small puts; returns how many things that were.

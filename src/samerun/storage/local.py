@@ -118,7 +118,7 @@ class Local:
         with _told("removing", path), contextlib.suppress(FileNotFoundError):
             self._files.unlink(path)
 
-    def discard(self, prefix: str) -> None:
+    def discard(self, prefix: str, first: str = "") -> None:
         path = self._path(prefix)
         trash = self._path(TRASH)
         aside = f"{trash}/{Path(path).name}.{secrets.token_hex(4)}"

@@ -79,7 +79,7 @@ class Memory:
             self.objects.pop(checked_key(key), None)
             self._versions.pop(key, None)
 
-    def discard(self, prefix: str) -> None:
+    def discard(self, prefix: str, first: str = "") -> None:
         checked_key(prefix)
         with self._lock:
             for key in [key for key in self.objects if key.startswith(f"{prefix}/")]:
