@@ -27,6 +27,7 @@ def launch(arguments: Sequence[str], *, num_ranks: int) -> tuple[ExitCode, str]:
         parsed = torchrun.parse_args(  # type: ignore[no-untyped-call]
             ["--nproc-per-node", str(num_ranks), "--log-dir", log_dir, *arguments]
         )
+        last_words.announce(Path(log_dir), shutdown_seconds=float(parsed.shutdown_timeout))
         try:
             torchrun.run(parsed)  # type: ignore[no-untyped-call]
             failure = ""

@@ -1,1 +1,6 @@
-"""Being told to stop: handlers that only set a flag and a time; everything else happens at an edge. No torch."""
+"""Being told to stop: a flag and a time, notices to poll for, and whether a save still fits. No torch."""
+
+from samerun.preempt.budget import Preemption
+from samerun.preempt.sources import AwsSpotNotice, FileNotice, Notice, NoticeSource
+
+__all__ = ["AwsSpotNotice", "FileNotice", "Notice", "NoticeSource", "Preemption"]

@@ -6,7 +6,6 @@ decided:   cursor, counters, history, learning rate; flags for the coming edge
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -18,7 +17,8 @@ from samerun.core.environ import Launcher
 from samerun.core.events import Journal
 from samerun.core.progress import Progress
 from samerun.data.source import DataWindow
-from samerun.errors import DoNotRestart, Stopped, UsageError, WindowError
+from samerun.errors import Stop, UsageError, WindowError
+from samerun.preempt.budget import Leave
 from samerun.preempt.flag import StopFlag
 from samerun.ranks.group import Group
 from samerun.ranks.topology import Topology
@@ -28,6 +28,7 @@ from samerun.run.faults import FaultPoints
 from samerun.run.goal import Goal
 from samerun.run.history import Coverage, Losses
 from samerun.run.start import Started
+from samerun.run.stopping import Stopping
 from samerun.run.trace import Trace
 from samerun.step.engine import Engine
 from samerun.step.noise import NoiseEstimate
@@ -37,8 +38,6 @@ from samerun.step.schedule import step_schedulers
 from samerun.step.window import Window
 
 _BEST: Final = "best"
-_FENCE_SECONDS: Final = 5.0
-"""How often rank 0 looks for a newer attempt; before each save the store looks again."""
 
 
 @dataclass(slots=True)
@@ -74,14 +73,22 @@ class Attempt:
         self.started = started
         self.journal = journal
         self.trace = trace
-        self._parent_process = os.getppid()
         self._saved = parts.live.progress if started.checkpoint is not None else None
         self._saved_name = started.checkpoint
         self._saved_at = parts.clock.monotonic_seconds()
-        self._fence_checked = parts.clock.monotonic_seconds()
-        self._newer_attempt = 0
         self._tags: list[str] = []
         self._agreed: Agreed | None = None
+        self._stop_agreed = False
+        self._window_began: float | None = None
+        self.stopping = Stopping(
+            parts.stop,
+            parts.config.preemption,
+            group=parts.group,
+            store=parts.store,
+            launcher=parts.launcher,
+            clock=parts.clock,
+            attempt=started.attempt,
+        )
 
     @property
     def progress(self) -> Progress:
@@ -90,23 +97,22 @@ class Attempt:
     def edge(self, goal: Goal | None) -> bool:
         """Everything that happens between two windows. False once the goal is reached. Collective.
 
-        Raises Stopped after an agreed stop, DoNotRestart when a newer attempt owns the run.
+        Raises Stopped after an agreed stop, saved if that still fits; DoNotRestart when a newer attempt owns the run.
         """
         parts = self._parts
         parts.faults.at(f"edge:{self.progress.windows}")
         self.trace.edge(self.progress, parts.components)
-        agreed = self._agreed
-        if agreed is not None and agreed.num_abandon:
-            self._abandon()
+        self.stopping.at_edge()
+        if self._agreed is not None and self._agreed.num_abandon:
+            self._leave(self.stopping.abandoned(saved_name=self._saved_name))
         reached = goal is None or goal.is_reached(self.progress)
-        stopping = agreed is not None and agreed.num_stop > 0
-        if self._is_save_due() or ((reached or stopping) and self._saved != self.progress) or self._tags:
-            self.save()
-        if reached:
-            return False
-        if stopping:
+        if self._is_stop_agreed() and not reached:
             self._stop()
-        return True
+        if self._is_save_due() or (reached and self._saved != self.progress) or self._tags:
+            self.save()
+        self._say_budget()
+        self._window_began = parts.clock.monotonic_seconds()
+        return not reached
 
     def window(self, data: DataWindow) -> Window:
         return Window(
@@ -132,8 +138,10 @@ class Attempt:
         return probe.estimate()
 
     def mean_over_ranks(self, value: float) -> float:
-        values = self._parts.group.gather(value)
-        return float(sum(values) / len(values))
+        """Collective; also learns of a notice that came during a long evaluation, before another window is begun."""
+        answers = self._parts.group.gather([value, self._parts.stop.is_set])
+        self._stop_agreed = self._stop_agreed or any(stop for _, stop in answers)
+        return float(sum(value for value, _ in answers) / len(answers))
 
     @property
     def leads(self) -> bool:
@@ -149,10 +157,12 @@ class Attempt:
         parts = self._parts
         facts = {**parts.facts, "run_id": self.started.run_id, "parent": self._saved_name}
         state = {component.name: component.capture() for component in parts.components}
+        began = parts.clock.monotonic_seconds()
         entry = parts.store.save(state, self.progress, facts=facts, tags=tuple(self._tags)).result()
         self.journal.write("saved", checkpoint=entry.name, progress=self.progress.to_json(), tags=self._tags, sync=True)
         self._saved, self._saved_name = self.progress, entry.name
         self._saved_at = parts.clock.monotonic_seconds()
+        self.stopping.saves.add(self._saved_at - began)
         self._tags = []
 
     def _decided(self, data: DataWindow, decision: Decision) -> None:
@@ -181,11 +191,13 @@ class Attempt:
             if self.leads:
                 say(alert)
         self._agreed = agreed
+        if self._window_began is not None:
+            self.stopping.windows.add(parts.clock.monotonic_seconds() - self._window_began)
 
     def _flags(self) -> Flags:
         return Flags(
             stop=self._parts.stop.is_set,
-            abandon=self._is_orphaned() or self._is_superseded(),
+            abandon=self.stopping.must_abandon(),
             save_due=self._parts.group.rank == 0 and self._has_save_time_come(),
         )
 
@@ -199,30 +211,27 @@ class Attempt:
         seconds = self._parts.config.save_interval.seconds
         return seconds is not None and self._parts.clock.monotonic_seconds() - self._saved_at >= seconds
 
-    def _is_orphaned(self) -> bool:
-        return self._parts.launcher.supervised and os.getppid() != self._parent_process
-
-    def _is_superseded(self) -> bool:
-        now = self._parts.clock.monotonic_seconds()
-        if self._parts.group.rank == 0 and now - self._fence_checked >= _FENCE_SECONDS:
-            self._fence_checked = now
-            self._newer_attempt = self._parts.store.newest_attempt()
-        return self._newer_attempt > self.started.attempt
-
-    def _abandon(self) -> None:
-        saved = f"the newest checkpoint is {self._saved_name}" if self._saved_name else "nothing was saved"
-        self.journal.write("abandoned", progress=self.progress.to_json(), sync=True)
-        if self._newer_attempt > self.started.attempt:
-            raise DoNotRestart(
-                f"attempt {self._newer_attempt} has taken over this run; attempt {self.started.attempt} stops without "
-                f"saving ({saved})"
-            )
-        raise Stopped(f"the launcher of this attempt died; stopped without saving ({saved})")
+    def _is_stop_agreed(self) -> bool:
+        """Whether all ranks know of a stop. The first edge asks by itself: loading and compiling can take long."""
+        if self._agreed is None and not self._stop_agreed:
+            self._stop_agreed = any(self._parts.group.gather(self._parts.stop.is_set))
+        return self._stop_agreed or (self._agreed is not None and self._agreed.num_stop > 0)
 
     def _stop(self) -> None:
-        reason = self._parts.stop.signal_name or "a signal on another rank"
-        self.journal.write("stopped", reason=reason, progress=self.progress.to_json(), sync=True)
-        message = f"stopped by {reason} at update {self.progress.updates}, saved as {self._saved_name}; start me again"
-        if self._parts.group.rank == 0:
-            say(message)
-        raise Stopped(message)
+        if (self._saved != self.progress or self._tags) and self.stopping.decide() is Leave.SAVE:
+            self.save()
+        self._leave(self.stopping.stopped(saved_name=self._saved_name, current=self._saved == self.progress))
+
+    def _leave(self, end: Stop) -> None:
+        self.journal.write(
+            "ended", code=int(end.exit_code), reason=end.reason, progress=self.progress.to_json(), sync=True
+        )
+        if self.leads:
+            say(end.reason)
+        raise end
+
+    def _say_budget(self) -> None:
+        line = self.stopping.budget_warning()
+        if line is not None and self.leads:
+            self.journal.write("budget", text=line)
+            say(line)

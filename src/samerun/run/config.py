@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from samerun.core.component import COMPONENTS
 from samerun.data.source import DataSource
 from samerun.errors import UsageError
+from samerun.preempt.budget import Preemption
 from samerun.run.goal import SaveInterval
 from samerun.state.extra import Stateful
 from samerun.state.schedule import SchedulerLike
@@ -33,6 +34,7 @@ class RunConfig:
     save_interval: SaveInterval
     keep_last: int
     waive: tuple[str, ...]
+    preemption: Preemption
 
     def __post_init__(self) -> None:
         for name in self.extra:

@@ -1,4 +1,8 @@
-"""How a process ended on purpose, left where its launcher finds it: torchrun turns every exit code into 1."""
+"""What a launcher and its ranks tell each other through the folder of torchrun's error files.
+
+A rank leaves how it ended on purpose, since torchrun turns every exit code into 1; `samerun launch` leaves how long
+torchrun waits between SIGTERM and SIGKILL, since torchrun tells its workers nothing.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,9 @@ from samerun.core.environ import Launcher
 from samerun.errors import ExitCode, Stop
 
 FILE_NAME: Final = "samerun-stop.json"
+LAUNCH_FILE_NAME: Final = "samerun-launch.json"
+_DEFAULT_SHUTDOWN_SECONDS: Final = 30.0
+"""torchrun's own, shared by all ranks of a node."""
 
 
 def leave(launcher: Launcher, stop: Stop) -> None:
@@ -30,3 +37,19 @@ def read_all(log_dir: Path) -> list[tuple[ExitCode, str]]:
         value = json.loads(path.read_text())
         found.append((ExitCode(value["code"]), str(value["reason"])))
     return found
+
+
+def announce(log_dir: Path, *, shutdown_seconds: float) -> None:
+    """The launcher's word to its ranks."""
+    (log_dir / LAUNCH_FILE_NAME).write_text(json.dumps({"shutdown_seconds": shutdown_seconds}))
+
+
+def launcher_seconds(launcher: Launcher) -> float | None:
+    """Seconds between torchrun's SIGTERM and its SIGKILL; None where no launcher stands above this process."""
+    if not launcher.supervised:
+        return None
+    if launcher.error_file is not None and len(parents := Path(launcher.error_file).parents) > 3:
+        word = parents[3] / LAUNCH_FILE_NAME
+        if word.exists():
+            return float(json.loads(word.read_text())["shutdown_seconds"])
+    return _DEFAULT_SHUTDOWN_SECONDS

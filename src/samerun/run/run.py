@@ -24,13 +24,16 @@ from samerun.core import environ
 from samerun.core.progress import Progress
 from samerun.data.source import as_source
 from samerun.errors import Stop, UsageError, WindowError
-from samerun.preempt.flag import StopFlag
+from samerun.preempt.budget import Preemption
+from samerun.preempt.flag import SignalWatch, StopFlag
+from samerun.preempt.sources import SourceWatch
 from samerun.run import last_words
 from samerun.run.announce import say
 from samerun.run.attempt import Attempt
 from samerun.run.config import RunConfig, as_mapping
 from samerun.run.goal import Goal, SaveInterval
 from samerun.run.opening import open_attempt
+from samerun.run.stopping import warning_seconds
 from samerun.state.extra import Stateful
 from samerun.state.rng import preserved_rng
 from samerun.state.schedule import SchedulerLike
@@ -74,6 +77,7 @@ class Run:
         save_every: str = "10 min",
         keep_last: int = 5,
         waive: Sequence[str] = (),
+        preemption: Preemption | None = None,
     ) -> None:
         optimizers = as_mapping(optimizer)
         self._config = RunConfig(
@@ -95,8 +99,10 @@ class Run:
             save_interval=SaveInterval.parse(save_every),
             keep_last=keep_last,
             waive=tuple(waive),
+            preemption=preemption or Preemption(),
         )
         self._stop = StopFlag()
+        self._watching = contextlib.ExitStack()
         self._attempt: Attempt | None = None
         self._at_edge = True
 
@@ -110,7 +116,7 @@ class Run:
         return self._opened().progress
 
     def __enter__(self) -> Self:
-        self._stop.install()
+        self._watch()
         try:
             self._attempt = open_attempt(self._config, self._stop)
         except BaseException as error:
@@ -179,9 +185,22 @@ class Run:
         """The gradient noise scale measured so far. Raises UsageError unless `noise_every=` was given."""
         return self._opened().noise()
 
+    def _watch(self) -> None:
+        """Signals and polled notices, from here until the run is left."""
+        preemption = self._config.preemption
+        signals = SignalWatch(self._stop, warning_seconds=warning_seconds(preemption, environ.launcher()))
+        if not signals.install() and not preemption.sources:
+            say(
+                "not in the main thread: signals cannot be watched here; give Preemption(sources=…) to be told of stops"
+            )
+        self._watching.callback(signals.remove)
+        sources = SourceWatch(self._stop, preemption.sources, say=say)
+        sources.start()
+        self._watching.callback(sources.stop)
+
     def _let_go(self, error: BaseException | None) -> None:
         self._config.source.close()
-        self._stop.remove()
+        self._watching.close()
         if isinstance(error, Stop):
             last_words.leave(environ.launcher(), error)
 

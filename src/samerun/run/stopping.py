@@ -1,0 +1,114 @@
+"""When an attempt must end before its goal: a notice, a dead launcher, a newer attempt. Decided alike on all ranks."""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+from samerun.checkpoint import Store
+from samerun.core.clock import Clock
+from samerun.core.environ import Launcher
+from samerun.core.units import parse_seconds
+from samerun.errors import DoNotRestart, Stopped
+from samerun.preempt.budget import Leave, Preemption, Slowest, check_budget, decide, describe_budget
+from samerun.preempt.flag import StopFlag
+from samerun.ranks.group import Group
+from samerun.run.last_words import launcher_seconds
+
+_FENCE_SECONDS: Final = 5.0
+"""How often rank 0 looks for a newer attempt; before each save the store looks again."""
+
+
+class Stopping:
+    """What this rank sees, and what all ranks make of it at an edge."""
+
+    def __init__(
+        self,
+        flag: StopFlag,
+        preemption: Preemption,
+        *,
+        group: Group,
+        store: Store,
+        launcher: Launcher,
+        clock: Clock,
+        attempt: int,
+    ) -> None:
+        self.flag = flag
+        self.windows = Slowest()
+        self.saves = Slowest()
+        self._preemption = preemption
+        self._group = group
+        self._store = store
+        self._launcher = launcher
+        self._clock = clock
+        self._attempt = attempt
+        self._parent_process = os.getppid()
+        self._fence_checked = clock.monotonic_seconds()
+        self._newer_attempt = 0
+        self._budget_said = False
+        self._last_edge = clock.monotonic_seconds()
+        self.longest_span_seconds = 0.0
+        """Longest time without an edge: what a notice may have to wait for, whatever the window takes."""
+
+    def must_abandon(self) -> bool:
+        """Whether this rank may not save any more: its launcher died, or a newer attempt has begun."""
+        orphaned = self._launcher.supervised and os.getppid() != self._parent_process
+        return orphaned or self._is_superseded()
+
+    def at_edge(self) -> None:
+        now = self._clock.monotonic_seconds()
+        self.longest_span_seconds = max(self.longest_span_seconds, now - self._last_edge)
+        self._last_edge = now
+
+    def decide(self) -> Leave:
+        """Collective: whether the state of this edge can still be saved."""
+        return decide(
+            seconds_left=self._group.gather(self.flag.seconds_left()),
+            save_seconds=max((s for s in self._group.gather(self.saves.seconds) if s is not None), default=None),
+            margin_seconds=parse_seconds(self._preemption.margin),
+        )
+
+    def budget_warning(self) -> str | None:
+        """Once both times were measured: what a stop needs and has, if a kill chain is known. Said once."""
+        if self._budget_said or self.windows.seconds is None or self.saves.seconds is None:
+            return None
+        self._budget_said = True
+        plan = check_budget(
+            self._preemption.links(launcher_seconds=launcher_seconds(self._launcher)),
+            window_seconds=self.windows.seconds,
+            save_seconds=self.saves.seconds,
+            margin_seconds=parse_seconds(self._preemption.margin),
+        )
+        return None if plan is None else describe_budget(plan)
+
+    def stopped(self, *, saved_name: str | None, current: bool) -> Stopped:
+        """The end of an attempt that was told to stop; `current`: the newest checkpoint holds this very edge."""
+        reason = self.flag.stop.reason if self.flag.stop else "a notice on another rank"
+        kept = f"saved as {saved_name}" if current else f"not saved: a save would not fit; {_newest(saved_name)}"
+        span = f"longest time without an edge: {self.longest_span_seconds:.1f} s"
+        return Stopped(f"stopped by {reason}, {kept} ({span}); start me again")
+
+    def abandoned(self, *, saved_name: str | None) -> Stopped | DoNotRestart:
+        if self._newer_attempt > self._attempt:
+            return DoNotRestart(
+                f"attempt {self._newer_attempt} has taken over this run; attempt {self._attempt} stops without saving; "
+                f"{_newest(saved_name)}"
+            )
+        return Stopped(f"the launcher of this attempt died; stopped without saving; {_newest(saved_name)}")
+
+    def _is_superseded(self) -> bool:
+        now = self._clock.monotonic_seconds()
+        if self._group.rank == 0 and now - self._fence_checked >= _FENCE_SECONDS:
+            self._fence_checked = now
+            self._newer_attempt = self._store.newest_attempt()
+        return self._newer_attempt > self._attempt
+
+
+def warning_seconds(preemption: Preemption, launcher: Launcher) -> float | None:
+    """What a SIGTERM leaves: the shortest known link of the kill chain."""
+    links = preemption.links(launcher_seconds=launcher_seconds(launcher))
+    return min((link.warning_seconds for link in links), default=None)
+
+
+def _newest(saved_name: str | None) -> str:
+    return f"the newest checkpoint is {saved_name}" if saved_name else "nothing was ever saved"
