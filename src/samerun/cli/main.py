@@ -27,6 +27,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "prune": ("samerun.cli.checkpoints.prune", "Remove checkpoints that nothing keeps."),
     "demo": ("samerun.cli.demo", "A real training, killed five ways, resumed each time, compared with its twin."),
     "launch": ("samerun.cli.launch", "Run a script on several ranks, with exit codes that mean something."),
+    "canary": ("samerun.cli.canary", "Check the hardware: the same arithmetic, again and again."),
     "plan": (
         "samerun.cli.plan",
         "Arithmetic before launch: memory, interval, goodput, batch, preempt, cost, …",
