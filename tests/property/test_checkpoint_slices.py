@@ -22,8 +22,7 @@ BLOCK_BYTES = 4096
 
 def stored(data: bytes) -> tuple[BlockReader, ReadAccount]:
     storage, account = Memory(), ReadAccount()
-    with storage.writer("x") as writer:
-        blocks = BlockWriter(writer, block_bytes=BLOCK_BYTES)
+    with storage.writer("x") as writer, BlockWriter(writer, block_bytes=BLOCK_BYTES) as blocks:
         for start in range(0, len(data), 777):
             blocks.write(data[start : start + 777])
         sha256, digests = blocks.finish()

@@ -46,8 +46,7 @@ def _write_shard(
     order = write_order(items)
     head, starts = shard_header([items[i] for i in order], where=file_name)
     ordered = [pieces[i] for i in order]
-    with storage.writer(f"{prefix}/{file_name}") as writer:
-        blocks = BlockWriter(writer)
+    with storage.writer(f"{prefix}/{file_name}") as writer, BlockWriter(writer) as blocks:
         blocks.write(head)
         for piece in ordered:
             blocks.write(host_bytes(piece.tensor))
