@@ -153,6 +153,8 @@ class Window:
         updater.after_backward()
         if self._engine.noise is not None:
             self._engine.noise.after_backward(updater.trained(), weight, last=self._is_last)
+        if self._had_backward is not None and len(self._had_backward) < len(self._engine.updaters):
+            self._enter_autocast()  # the same batch serves another optimizer's loss
 
     def record(self, loss_sum: torch.Tensor, weight: torch.Tensor | float, *, of: str | None = None) -> None:
         """Counts a batch whose backward the user's code ran itself, on exactly this `loss_sum`."""
@@ -214,14 +216,18 @@ class Window:
             self._engine.sync.before_forward(last=self._is_last)
             if slot == len(self) - 1 and slot < last_slot:
                 self._recorder.start()
-            self._autocast.enter_context(self._engine.options.precision.autocast(self._engine.device))
             self._had_backward = set()
+            self._enter_autocast()
             yield microbatch.value
+            self._autocast.close()
             if not self._had_backward:
                 raise WindowError(
                     f"window {self.index}, batch {slot} of {len(self)}: no backward before the next batch; call "
                     f"window.backward(loss_sum, weight) once for each batch (weight 0 for an empty one)"
                 )
+
+    def _enter_autocast(self) -> None:
+        self._autocast.enter_context(self._engine.options.precision.autocast(self._engine.device))
 
     def _fill(self) -> None:
         """Forwards without data where sharded peers have one more microbatch than this rank."""
