@@ -34,7 +34,10 @@ from samerun.step.engine import Engine
 from samerun.step.parallel.sync import settle_bucket_order
 from samerun.step.precision import Precision
 from samerun.step.schedule import lr_setters
+from samerun.storage.api import Storage
+from samerun.storage.journal import StoredJournal
 from samerun.storage.local import Local
+from samerun.storage.opening import is_url, open_storage
 
 
 def open_attempt(config: RunConfig, stop: StopFlag) -> Attempt:
@@ -59,7 +62,7 @@ def open_attempt(config: RunConfig, stop: StopFlag) -> Attempt:
     config.source.attach(Replica(index=topology.replica, count=topology.num_replicas))
     components = _components(config, engine, live)
     facts = {"topology": _topology_facts(topology), "surroundings": surroundings(engine.device)}
-    place = Local(config.path, files=PlannedFiles(faults)) if plan.faults else config.path
+    place = _place(config.path, plan, faults)
     store = Store(place, group=group, keep_last=config.keep_last, at=faults.at)
     faults.at("load")
     waive = (*config.waive, *plan.leave_out)
@@ -128,7 +131,16 @@ def _topology_facts(topology: Topology) -> dict[str, Any]:
 def _journal(config: RunConfig, started: Started, group: Group) -> Journal:
     if group.rank != 0:
         return Journal(None)
+    if is_url(config.path):
+        return StoredJournal(open_storage(config.path), started.attempt)
     return Journal(Path(config.path) / "journal" / f"{started.attempt:06d}.jsonl")
+
+
+def _place(path: str, plan: FaultPlan, faults: FaultPoints) -> Storage:
+    """Where the run lives. Planned faults of files are for directories; an object store has none."""
+    if plan.faults and not is_url(path):
+        return Local(path, files=PlannedFiles(faults))
+    return open_storage(path)
 
 
 def _trace(plan: FaultPlan, started: Started, group: Group) -> Trace:

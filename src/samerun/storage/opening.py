@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 CLOUD_SCHEMES: Final = ("s3", "gs", "az")
 MEMORY_SCHEME: Final = "memory"
 _URL: Final = re.compile(r"([a-z][a-z0-9+.-]*)://(.*)\Z", re.DOTALL)
-_CUT_URL: Final = re.compile(r"(s3|gs|az|memory):/")
+_CUT_URL: Final = re.compile(r"(s3|gs|az|memory):/[^/]")
 _memories: dict[str, Memory] = {}
 """What `memory://` URLs name, so that a store opened again in this process finds what the first one wrote."""
 
@@ -38,11 +38,9 @@ def open_storage(path: str | Path) -> Storage:
 
     Raises UsageError for an unknown scheme, a URL without a bucket, or a URL that was made a `Path`.
     """
-    if isinstance(path, Path):
-        if _CUT_URL.match(str(path)):
-            raise UsageError(f"{path}: pathlib cuts the slashes of a URL; pass it as a string")
-        return Local(path)
-    found = _URL.match(path)
+    if _CUT_URL.match(str(path)):
+        raise UsageError(f"{path}: pathlib cuts the slashes of a URL; pass it as a string")
+    found = _URL.match(str(path))
     if found is None:
         return Local(path)
     scheme, rest = found.groups()
@@ -53,7 +51,7 @@ def open_storage(path: str | Path) -> Storage:
         raise UsageError(f"{path}: storage of kind {scheme}:// is not known; there are {known} and plain paths")
     if not rest.split("/", 1)[0]:
         raise UsageError(f"{path}: names no bucket; write {scheme}://BUCKET/PREFIX")
-    return _open_cloud(path)
+    return _open_cloud(str(path))
 
 
 REPEAT_SECONDS: Final = 60.0

@@ -162,7 +162,7 @@ def test_tag_and_prune(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     ("arguments", "message"),
     [
         (["ls", "/nowhere/at/all"], "no such directory"),
-        (["ls", "s3://bucket/run"], "only local paths"),
+        (["ls", "ftp://bucket/run"], "ftp:// is not known"),
         (["show", "{run}@zzz"], "no checkpoint or tag 'zzz'"),
         (["show", "{run}@u"], "fits 2 checkpoints"),
         (["tag", "{run}", "../x"], "is not allowed"),

@@ -11,7 +11,7 @@ from samerun.checkpoint.catalog import Catalog, Entry, read_catalog, read_pointe
 from samerun.checkpoint.prune import tags
 from samerun.errors import UsageError
 from samerun.format import names
-from samerun.storage.local import Local
+from samerun.storage.opening import is_url, open_storage
 
 if TYPE_CHECKING:
     from samerun.storage.api import Storage
@@ -19,10 +19,8 @@ if TYPE_CHECKING:
 
 def open_run(path: str) -> Storage:
     """The storage of a run that exists; UsageError with what to write otherwise."""
-    if "://" in path:
-        raise UsageError(f"{path}: only local paths are supported; copy the run here first")
-    storage = Local(path)
-    if not Path(path).is_dir():
+    storage = open_storage(path)
+    if not is_url(path) and not Path(path).is_dir():
         raise UsageError(f"{path}: no such directory; write the path that Run(...) was given")
     if not any(name in (names.RUN_FILE, names.CHECKPOINTS) for name in storage.names("")):
         raise UsageError(f"{path}: holds no run; write the path that Run(...) was given, like runs/policy-sft")
