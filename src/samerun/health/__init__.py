@@ -10,8 +10,11 @@ import importlib
 from typing import Any, Final
 
 _HOME: Final[dict[str, str]] = {
-    "FlightRecorder": "records.flight", "RecordWriter": "records.writer", "WindowRecord": "records.event",
-    "read_records": "records.event",
+    "DecisionRecord": "rollback.decisions", "FlightRecorder": "records.flight", "JsonlSink": "sinks",
+    "RecordWriter": "records.writer", "Sink": "sinks", "SpikeDetector": "spike.detector", "TensorBoardSink": "sinks",
+    "WindowRecord": "records.event", "decide": "rollback.ladder", "find_non_finite": "nonfinite",
+    "quarantine": "rollback.quarantine", "read_decisions": "rollback.decisions", "read_records": "records.event",
+    "run_canary": "corruption.canary", "straggler": "straggler.score",
 }  # fmt: skip
 
 __all__ = sorted(_HOME)

@@ -79,25 +79,31 @@ def find_non_finite(models: Mapping[str, nn.Module], run_once: Callable[[], obje
 
 
 class InputKeeper:
-    """Keeps references to what the models were called with since `begin`, so that a bad window can be run again.
-
-    Costs the memory of the window's inputs, which the loop would otherwise let go one by one.
+    """Keeps references to what the models were called with between `begin` and `end`, so that a bad window can be run
+    again. Costs the memory of the window's inputs, which the loop would otherwise let go one by one.
     """
 
     def __init__(self, models: Mapping[str, nn.Module]) -> None:
+        self._called = dict(models)
         self._models = {name: _bare(model) for name, model in models.items()}
         self._calls: list[tuple[nn.Module, tuple[Any, ...], dict[str, Any]]] = []
-        self._handles = [
-            model.register_forward_pre_hook(self._keep, with_kwargs=True) for model in self._models.values()
-        ]
-        self._is_keeping = True
+        self._handles: list[Any] = []
+
+    def __deepcopy__(self, _: Any) -> InputKeeper:
+        """A copy of a model inside the loop must not drag the window's inputs along."""
+        return self
 
     def begin(self) -> None:
-        self._calls.clear()
+        self.end()
+        self._handles = [
+            model.register_forward_pre_hook(_Keep(self, bare), with_kwargs=True)
+            for model, bare in zip(self._called.values(), self._models.values(), strict=True)
+        ]
 
-    def close(self) -> None:
+    def end(self) -> None:
         for handle in self._handles:
             handle.remove()
+        self._handles.clear()
         self._calls.clear()
 
     def replay(self, context: contextlib.AbstractContextManager[Any]) -> Culprit | None:
@@ -111,17 +117,27 @@ class InputKeeper:
                 for module, args, kwargs in calls:
                     module(*args, **kwargs)
 
-        self._is_keeping = False
-        try:
-            return find_non_finite(self._models, run)
-        finally:
-            self._is_keeping = True
+        return find_non_finite(self._models, run)
 
-    def _keep(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def keep(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._calls.append((module, args, kwargs))
+
+
+class _Keep:
+    """The hook: on the model as the loop calls it, for a replay of what it wraps. An evaluation is no part of it."""
+
+    def __init__(self, keeper: InputKeeper, bare: nn.Module) -> None:
+        self._keeper = keeper
+        self._bare = bare
+
+    def __call__(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         import torch
 
-        if self._is_keeping and torch.is_grad_enabled():
-            self._calls.append((module, args, kwargs))
+        if torch.is_grad_enabled():
+            self._keeper.keep(self._bare, args, kwargs)
+
+    def __deepcopy__(self, _: Any) -> _Keep:
+        return self
 
 
 def _bare(model: nn.Module) -> nn.Module:

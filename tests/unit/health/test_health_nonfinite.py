@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import random
 from collections.abc import Callable
 
@@ -139,5 +140,7 @@ def test_a_window_is_replayed_from_what_was_kept() -> None:
     keeper.begin()
     model(BATCH)
     assert keeper.replay(contextlib.nullcontext()) is None
-    keeper.close()
+    copied = copy.deepcopy(model)  # as an average of the weights makes one
+    assert copied is not model
+    keeper.end()
     assert not model._forward_pre_hooks

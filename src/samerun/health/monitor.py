@@ -1,0 +1,256 @@
+"""What an attempt holds of health: feeds the records and detectors, tells what they find. Never acts.
+
+Loss and gradient norm are judged on every rank alike, by a detector whose state is in the checkpoint. Times, memory and
+replays are each rank's own. Whatever fails in here is named once and switched off; the training goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from samerun.core.clock import Clock, SystemClock
+from samerun.core.events import Journal
+from samerun.errors import UsageError
+from samerun.health.guard import Guard
+from samerun.health.hang import HangWatch, Overdue, PhaseWatch
+from samerun.health.meter import LAST_BACKWARD, Meter, TimedData
+from samerun.health.records.event import WindowRecord, header_line
+from samerun.health.records.flight import FlightRecorder
+from samerun.health.records.writer import RecordWriter
+from samerun.health.report import REPORT_WINDOWS, StragglerWatch
+from samerun.health.spike.detector import Finding, Kind, SpikeDetector
+
+if TYPE_CHECKING:
+    from samerun.health.nonfinite import Culprit, InputKeeper
+    from samerun.ranks.group import Group
+
+CHECKSUM_WINDOWS: Final = 200
+MAX_REPLAYS: Final = 5
+"""Replays of bad windows in one attempt; each costs a forward of the window."""
+_GATHER_SECONDS: Final = 3600.0
+"""A rank that evaluates alone keeps the others waiting here; only one that is gone for an hour is an error."""
+
+
+class Mode(Enum):
+    OFF = "off"
+    OBSERVE = "observe"
+    """Records and findings; nothing is proposed."""
+    ADVISE = "advise"
+    """Also what a person could do about a spike that does not recover, as a decision record."""
+
+    @classmethod
+    def parse(cls, value: str | Mode) -> Self | Mode:
+        """Raises UsageError naming the modes that exist."""
+        try:
+            return cls(value)
+        except ValueError:
+            known = " or ".join(repr(mode.value) for mode in Mode)
+            raise UsageError(f"health={value!r}: write {known}; samerun does not rewind a run by itself yet") from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decided:
+    """One decided window in the terms of health; the same on every rank."""
+
+    window: int
+    start: int
+    end: int
+    coverage: int
+    samples: int
+    weight: float
+    loss: float
+    grad_norm: float
+    lr: float
+    scale: float
+    outcome: str
+    is_loss_bad: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What a monitor works with on this rank."""
+
+    folder: Path
+    """Of this attempt's health files."""
+    attempt: int
+    group: Group
+    journal: Journal
+    """The run's; rank 0's only."""
+    tell: Callable[[str], None]
+    """One line for the person who watches."""
+    is_separable: bool
+    """Whether own work and waiting for peers can be told apart."""
+    memory_bytes: Callable[[], int]
+    keeper: InputKeeper | None
+    """Where bad windows can be replayed."""
+    autocast: Callable[[], contextlib.AbstractContextManager[Any]]
+    checksums: Callable[[], Mapping[str, tuple[int, int]]] | None
+    """Of state that every replica must hold alike; None where there is none."""
+    advise: Callable[[Finding], None] | None
+    clock: Clock = field(default_factory=SystemClock)
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Monitor:
+    """One attempt's. Calls in the order of the loop: `begin`, `at` …, `decided`, `edge`; `close` at the end."""
+
+    def __init__(self, around: Surroundings, spikes: SpikeDetector) -> None:
+        self._around = around
+        self._spikes = spikes
+        rank = around.group.rank
+        self._guard = Guard(lambda text: around.tell(f"rank {rank}: {text}"))
+        self._meter = Meter(is_separable=around.is_separable, clock=around.clock)
+        self._flight = FlightRecorder(clock=around.clock)
+        head = header_line(rank=rank, attempt=around.attempt, facts=around.facts)
+        self._writer = RecordWriter(around.folder / f"rank-{rank:05d}.windows.jsonl", head=head)
+        self._findings = Journal(around.folder / f"rank-{rank:05d}.findings.jsonl", clock=around.clock)
+        self._stragglers = StragglerWatch(around.group.size)
+        self._phases = PhaseWatch(clock=around.clock)
+        self._hangs = HangWatch(self._phases, self._overdue)
+        self._hangs.start()
+        self._num_replays = 0
+        self._checked = -1
+        self._disk_told = False
+
+    def begin(self, data: Any) -> TimedData:
+        """A window begins; returns its data, timed."""
+        self._meter.begin()
+        if self._around.keeper is not None:
+            self._around.keeper.begin()
+        where = f"window {data.index}"
+        return TimedData(data, self._meter, lambda phase: self.enter(phase, where))
+
+    def at(self, point: str) -> None:
+        """A point that the window passes."""
+        self._meter.at(point)
+        if point.endswith(LAST_BACKWARD):
+            self.enter("backward and step", point.removesuffix(LAST_BACKWARD))
+
+    def enter(self, phase: str, where: str) -> None:
+        """What the loop does from now on; its deadline is learned."""
+        self._flight.phase = f"{phase} ({where})"
+        self._phases.enter(phase, where)
+
+    def decided(self, decided: Decided) -> None:
+        """A window is over. Costs no collective and no write on this thread."""
+        times = self._meter.end()
+        record = WindowRecord(
+            window=decided.window, start=decided.start, end=decided.end, coverage=decided.coverage,
+            samples=decided.samples, tokens=round(decided.weight), loss=decided.loss, grad_norm=decided.grad_norm,
+            lr=decided.lr, scale=decided.scale, outcome=decided.outcome, window_seconds=times.window,
+            compute_seconds=times.compute, wait_seconds=times.wait, data_seconds=times.data,
+            memory_bytes=self._guard.call("memory", self._around.memory_bytes, default=0),
+        )  # fmt: skip
+        self._flight.add(record)
+        self._guard.call("records", self._write, record, default=None)
+        self._guard.call("straggler", self._stragglers.after, times, tokens=decided.weight, default=None)
+        findings: list[Finding] = self._guard.call(
+            "spike", self._spikes.after, window=decided.window, loss=decided.loss, grad_norm=decided.grad_norm,
+            default=[],
+        )  # fmt: skip
+        for finding in findings:
+            self._guard.call("spike report", self._found, finding, default=None)
+        if decided.is_loss_bad:
+            self._guard.call("non-finite replay", self._replay, decided.window, default=None)
+        if self._around.keeper is not None:
+            self._around.keeper.end()
+        self.enter("loop body", f"after window {decided.window}")
+
+    def edge(self, num_windows: int) -> None:
+        """Collective: at every REPORT_WINDOWS-th window ranks compare their times, at every CHECKSUM_WINDOWS-th their
+        state. Both are decided by the count of windows alone, so that every rank takes part whatever is switched off.
+        """
+        self.enter("edge", f"edge {num_windows}")
+        group = self._around.group
+        if num_windows == self._checked or num_windows == 0 or group.size == 1:
+            return
+        self._checked = num_windows
+        if num_windows % REPORT_WINDOWS == 0:
+            mine = self._guard.call("straggler", self._stragglers.row, default=None)
+            gathered = group.gather(mine, seconds=_GATHER_SECONDS)
+            self._guard.call("straggler", self._judge, num_windows, gathered, default=None)
+        if num_windows % CHECKSUM_WINDOWS == 0 and self._around.checksums is not None:
+            self._compare_replicas(num_windows)
+
+    def dump(self, reason: str) -> None:
+        """The flight recorder to disk: on a crash, a hang, a notice."""
+        rank = self._around.group.rank
+        path = self._around.folder / f"rank-{rank:05d}.flight.json"
+        problem = self._flight.dump(path, reason=reason, facts={"rank": rank, "attempt": self._around.attempt})
+        if problem is not None:
+            self._around.tell(f"rank {rank}: the flight recorder could not be written: {problem}")
+
+    def close(self) -> None:
+        self._phases.leave()
+        self._hangs.close()
+        self._writer.close()
+        self._findings.close()
+        if self._around.keeper is not None:
+            self._around.keeper.end()
+
+    def _write(self, record: WindowRecord) -> None:
+        self._writer.write(record.to_line())
+        if self._writer.problem is not None and not self._disk_told:
+            self._disk_told = True
+            rank = self._around.group.rank
+            self._around.tell(f"rank {rank}: health: records are being lost: {self._writer.problem}")
+
+    def _found(self, finding: Finding) -> None:
+        self._around.journal.write("health", **_plain(finding.to_json()))
+        if self._around.group.rank != 0:
+            return
+        if finding.kind is not Kind.DRIFT:
+            self._around.tell(str(finding))
+        if self._around.advise is not None:
+            self._around.advise(finding)
+
+    def _replay(self, window: int) -> None:
+        if self._around.keeper is None or self._num_replays >= MAX_REPLAYS:
+            return
+        self._num_replays += 1
+        culprit: Culprit | None = self._around.keeper.replay(self._around.autocast())
+        found = None if culprit is None else culprit.to_json()
+        self._findings.write("non_finite", window=window, culprit=found)
+        if culprit is not None:
+            self._around.tell(f"rank {self._around.group.rank}, window {window}: not finite first in the {culprit}")
+
+    def _judge(self, num_windows: int, gathered: list[Any]) -> None:
+        sentences, event = self._stragglers.judge(gathered)
+        if event is not None:
+            self._around.journal.write("straggler", window=num_windows, **event)
+        if self._around.group.rank == 0:
+            for sentence in sentences:
+                self._around.tell(f"window {num_windows}: {sentence}")
+
+    def _compare_replicas(self, num_windows: int) -> None:
+        from samerun.health.corruption.checksum import compare_replicas
+
+        mine: Mapping[str, tuple[int, int]] = {}
+        if self._around.checksums is not None:
+            mine = self._guard.call("replica checksums", self._around.checksums, default=mine)
+        found = compare_replicas(mine, self._around.group)
+        if not found:
+            return
+        ranks = sorted({rank for one in found for rank in one.minority})
+        self._around.journal.write(
+            "replicas_differ", window=num_windows, tensors=[one.name for one in found], ranks=ranks, sync=True
+        )
+        self.dump("replicas differ")
+        if self._around.group.rank == 0:
+            others = f" and {len(found) - 1} more tensors" if len(found) > 1 else ""
+            self._around.tell(f"window {num_windows}: replicas have drifted apart: {found[0]}{others}")
+
+    def _overdue(self, found: Overdue) -> None:
+        self._findings.write("overdue", **found.to_json())
+        self.dump("hang")
+        self._around.tell(f"rank {self._around.group.rank}: {found}")
+
+
+def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: repr(v) if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}

@@ -1,0 +1,78 @@
+"""The straggler report: medians of the last windows from every rank, gathered once in REPORT_WINDOWS windows."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final
+
+from samerun.health.meter import Times
+from samerun.health.spike.robust import median
+from samerun.health.straggler.persistence import Persistence
+from samerun.health.straggler.score import Row, Score, jitter, straggler
+
+REPORT_WINDOWS: Final = 50
+_MIN_WINDOWS: Final = 10
+
+
+class StragglerWatch:
+    """Collects this rank's times; judges every rank's once they are together. Not part of a checkpoint: times are not
+    the run's, so an attempt begins without a history of who was slow."""
+
+    def __init__(self, num_ranks: int) -> None:
+        self._persistence = Persistence(num_ranks)
+        self._times: list[tuple[Times, float]] = []
+        self._told: set[int] = set()
+
+    @property
+    def num_windows(self) -> int:
+        return len(self._times)
+
+    def after(self, times: Times, *, tokens: float) -> None:
+        self._times.append((times, tokens))
+
+    def row(self) -> list[float] | None:
+        """This rank's medians since the last report, which they end; None for too few windows."""
+        seen, self._times = self._times, []
+        if len(seen) < _MIN_WINDOWS:
+            return None
+        own = sorted(times.compute for times, _ in seen)
+        tail = own[min(len(own) - 1, math.ceil(0.99 * len(own)) - 1)]
+        return [
+            median(own),
+            median([times.data for times, _ in seen]),
+            median([times.wait for times, _ in seen]),
+            median([tokens for _, tokens in seen]),
+            tail,
+        ]
+
+    def judge(self, gathered: list[Any]) -> tuple[list[str], dict[str, Any] | None]:
+        """(sentences to tell, event for the journal) from every rank's row; the same on every rank."""
+        if any(row is None for row in gathered):
+            return [], None
+        rows = [
+            Row(compute=compute, data=data, wait=wait, tokens=tokens, compute_tail=tail)
+            for compute, data, wait, tokens, tail in gathered
+        ]
+        found = straggler(rows)
+        lasting = self._persistence.after(None if found is None else found.rank)
+        disturbed = jitter(rows)
+        if found is None and not disturbed:
+            return [], None
+        return self._sentences(found, lasting), {
+            "straggler": None if found is None else found.to_json(),
+            "lasts": lasting is not None,
+            "times": None if found is None else self._persistence.times(found.rank),
+            "jitter": disturbed,
+        }
+
+    def _sentences(self, found: Score | None, lasting: int | None) -> list[str]:
+        """A slow rank is told once when first seen, and once more when it lasts."""
+        if found is None:
+            return []
+        if lasting is not None and -1 - lasting not in self._told:
+            self._told |= {lasting, -1 - lasting}
+            return [f"straggler: {found}; it lasts: {self._persistence.times(found.rank)} of the last reports"]
+        if found.rank not in self._told:
+            self._told.add(found.rank)
+            return [f"straggler: {found}"]
+        return []
