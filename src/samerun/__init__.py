@@ -6,7 +6,12 @@ Names are loaded on first use, so importing this package has no effects and cost
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from samerun.data import Data
+    from samerun.run import Run, warm_start
+    from samerun.state.rng import seed_all
 
 _HOME = {
     "Data": "samerun.data",
@@ -15,10 +20,10 @@ _HOME = {
     "warm_start": "samerun.run",
 }
 
-_PARTS = ("step",)
-"""Usable on their own: `samerun.step`."""
+_PARTS = ("checkpoint", "data", "dcp", "health", "plan", "preempt", "step")
+"""Folders that are of use on their own: `samerun.plan`, `samerun.checkpoint.Store`, …"""
 
-__all__ = sorted([*_HOME, *_PARTS])
+__all__ = ["Data", "Run", "checkpoint", "data", "dcp", "health", "plan", "preempt", "seed_all", "step", "warm_start"]
 
 __version__ = "0.1.0"
 

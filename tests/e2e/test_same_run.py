@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from rank_pool import RankError, RankPool
+from samerun.core.events import read_events
 from samerun.drill.traces import First, causes, first_differences, read_traces
 from samerun.run.faults import Deed, Fault, FaultPlan
 
@@ -121,6 +122,26 @@ def test_control_without_settled_buckets_four_ranks_differ(ranks: RankPool, tmp_
         wrap="ddp",
     )
     assert "weights" in differences(tmp_path / "twin-trace", tmp_path / "run-trace")
+
+
+def test_other_numbers_of_ranks_see_the_same_samples(ranks: RankPool, tmp_path: Path) -> None:
+    """2 → 3 → 1 → 2 ranks: the same samples in the same windows, whoever reads them; streams are derived anew."""
+    same = {"draw_in_body": False}  # what ranks draw for themselves cannot be dealt out to another number of them
+    start(ranks, 2, tmp_path / "twin", tmp_path / "twin-trace", wrap="ddp", **same)
+    for world_size, point in ((2, "window:2.step"), (3, "window:4.microbatch:0"), (1, "window:6.step")):
+        wrap = "ddp" if world_size > 1 else "none"
+        every = {"save_every": "1 updates", **same}
+        start(ranks, world_size, tmp_path / "run", tmp_path / "run-trace", at=point, wrap=wrap, **every)
+    start(ranks, 2, tmp_path / "run", tmp_path / "run-trace", wrap="ddp", **same)
+    twin = {line.window: line for line in read_traces(tmp_path / "twin-trace") if line.rank == 0}
+    for line in read_traces(tmp_path / "run-trace"):
+        for component in ("cursor", "samples", "steps", "scheduler"):
+            assert line.held[component] == twin[line.window].held[component], (component, line.window)
+    differing = differences(tmp_path / "twin-trace", tmp_path / "run-trace")
+    assert {"rng", "weights"} <= set(differing)  # and nobody claims otherwise: the start lines say "float tolerance"
+    events = [e for f in sorted((tmp_path / "run" / "journal").glob("*.jsonl")) for e in read_events(f)]
+    reasons = [" ".join(event["not_bitwise"]) for event in events if event["event"] == "started"]
+    assert ["topology was" in reason for reason in reasons] == [False, True, True, True]
 
 
 def test_finished_run_says_so_and_trains_no_further(ranks: RankPool, tmp_path: Path) -> None:

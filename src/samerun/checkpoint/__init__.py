@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from samerun.checkpoint.catalog import Catalog, Entry, Rejected
+    from samerun.checkpoint.load.opened import Checkpoint
+    from samerun.checkpoint.save.pending import Pending
+    from samerun.checkpoint.store import Store
+    from samerun.checkpoint.tensors import Slices
 
 _HOME = {
     "Catalog": "samerun.checkpoint.catalog",
@@ -15,7 +22,7 @@ _HOME = {
     "Store": "samerun.checkpoint.store",
 }
 
-__all__ = sorted(_HOME)
+__all__ = ["Catalog", "Checkpoint", "Entry", "Pending", "Rejected", "Slices", "Store"]
 
 
 def __getattr__(name: str) -> Any:

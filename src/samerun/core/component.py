@@ -63,6 +63,9 @@ class Source(Protocol):
     def specs(self) -> Mapping[str, TensorSpec]:
         """Key → global dtype and shape of every tensor of this component that this rank may read."""
 
+    def of_first_rank(self) -> Source:
+        """The same, with what rank 0 held of tensors that differed, for a run on another number of ranks."""
+
     def read_into(self, key: str, target: torch.Tensor) -> None:
         """Fills `target` (plain or DTensor, any device) with verified bytes, every element exactly once.
 

@@ -34,6 +34,8 @@ class Notice:
 
 
 class NoticeSource(Protocol):
+    """Something that may know of this machine's end. Write your own: these two members are all that is asked."""
+
     every_seconds: float
 
     def poll(self) -> Notice | None:

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import Final
 
 from samerun.run.start import Started, StartKind
 
+_UNCHANGED: Final = "exact"
 
-def describe(started: Started, *, path: str, topology: str, not_bitwise: Sequence[str]) -> list[str]:
-    """The lines of a start, first the decision."""
+
+def describe(
+    started: Started, *, path: str, topology: str, not_bitwise: Sequence[str], data: str | None = None
+) -> list[str]:
+    """The lines of a start, first the decision. `data`: what the data source decided about a change, if it did."""
     progress = started.progress
     where = f"update {progress.updates}, window {progress.windows}, {progress.samples} samples"
     if started.kind is StartKind.FRESH:
@@ -19,6 +24,8 @@ def describe(started: Started, *, path: str, topology: str, not_bitwise: Sequenc
     lines = [f"{started.kind.value} {path} at {where} from {started.checkpoint} ({how})"]
     lines += _not_taken(started)
     lines += [f"  not bitwise: {reason}" for reason in not_bitwise]
+    if data is not None and not data.startswith(_UNCHANGED):
+        lines.append(f"  data: {data}")
     lines += [f"  restored: {' '.join(started.restored)}"]
     if started.waived:
         lines += [f"  NOT restored, as asked: {' '.join(started.waived)}"]

@@ -66,7 +66,15 @@ def open_attempt(config: RunConfig, stop: StopFlag) -> Attempt:
     store = Store(place, group=group, keep_last=config.keep_last, at=faults.at)
     faults.at("load")
     waive = (*config.waive, *plan.leave_out)
-    started = start(store, group, identity=identity, components=components, waive=waive, facts=facts)
+    started = start(
+        store,
+        group,
+        identity=identity,
+        components=components,
+        waive=waive,
+        facts=facts,
+        changeable=[f"data.{name}" for name in getattr(config.source, "changeable", ())],
+    )
     live.progress = started.progress
     parts = Parts(
         config=config,
@@ -154,9 +162,15 @@ def _announce(attempt: Attempt, config: RunConfig, topology: Topology, facts: Ma
         not_bitwise = why_not_bitwise(started.saved_facts["surroundings"], facts["surroundings"])
         before = started.saved_facts["topology"]
         if before != facts["topology"]:
-            not_bitwise.append(f"topology was {before}, is {facts['topology']}; random streams were derived anew")
+            not_bitwise.append(
+                f"topology was {before}, is {facts['topology']}; random streams are derived, buffers rank 0's"
+            )
+    decision = getattr(config.source, "decision", None)
+    data_policy = None if decision is None else f"{decision.policy.value}: {decision.reason}"
     if lead:
-        for line in describe(started, path=config.path, topology=str(topology), not_bitwise=not_bitwise):
+        for line in describe(
+            started, path=config.path, topology=str(topology), not_bitwise=not_bitwise, data=data_policy
+        ):
             say(line)
     attempt.journal.write(
         "started",
@@ -169,5 +183,6 @@ def _announce(attempt: Attempt, config: RunConfig, topology: Topology, facts: Ma
         restored=list(started.restored),
         waived=list(started.waived),
         not_bitwise=not_bitwise,
+        data=data_policy,
         facts=dict(facts),
     )

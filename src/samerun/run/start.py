@@ -12,7 +12,7 @@ nothing restorable                     fresh if nothing was ever committed, else
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -69,6 +69,7 @@ def start(
     components: Sequence[Component],
     waive: Sequence[str],
     facts: Mapping[str, Any],
+    changeable: Collection[str] = (),
 ) -> Started:
     """Collective. Raises Refused with the reason.
 
@@ -82,7 +83,7 @@ def start(
         store.write_run({"id": run_id, "identity": dict(identity)})
         attempt = store.open_attempt(dict(facts))
         return Started(kind=StartKind.FRESH, run_id=run_id, attempt=attempt, progress=Progress())
-    _require_same_run(store, found, identity)
+    _require_same_run(store, found, identity, changeable)
     attempt = store.open_attempt(dict(facts))
     return _resume(store, group, str(found["id"]), attempt, components, waive)
 
@@ -200,8 +201,10 @@ def _require_same_identity(group: Group, identity: Mapping[str, Any]) -> None:
         )
 
 
-def _require_same_run(store: Store, found: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
-    unlike = differences(found.get("identity"), dict(identity))
+def _require_same_run(
+    store: Store, found: Mapping[str, Any], identity: Mapping[str, Any], changeable: Collection[str]
+) -> None:
+    unlike = [d for d in differences(found.get("identity"), dict(identity)) if d.what not in changeable]
     if unlike:
         listed = "\n  ".join(map(str, unlike[:12])) + (f"\n  and {len(unlike) - 12} more" if len(unlike) > 12 else "")
         raise Refused(

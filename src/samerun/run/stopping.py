@@ -9,7 +9,7 @@ from samerun.checkpoint import Store
 from samerun.core.clock import Clock
 from samerun.core.environ import Launcher
 from samerun.core.units import parse_seconds
-from samerun.errors import DoNotRestart, Stopped
+from samerun.errors import DoNotRestart, Stopped, StorageError
 from samerun.preempt.budget import Leave, Preemption, Slowest, check_budget, decide, describe_budget
 from samerun.preempt.flag import StopFlag
 from samerun.ranks.group import Group
@@ -17,6 +17,9 @@ from samerun.run.last_words import launcher_seconds
 
 _FENCE_SECONDS: Final = 5.0
 """How often rank 0 looks for a newer attempt; before each save the store looks again."""
+
+_PAUSE_SECONDS: Final = 60.0
+"""How long no one looks after the storage could not be asked: each question may take as long as that."""
 
 
 class Stopping:
@@ -100,7 +103,10 @@ class Stopping:
         now = self._clock.monotonic_seconds()
         if self._group.rank == 0 and now - self._fence_checked >= _FENCE_SECONDS:
             self._fence_checked = now
-            self._newer_attempt = self._store.newest_attempt()
+            try:
+                self._newer_attempt = self._store.newest_attempt()
+            except StorageError:  # a store that is down stops no training: the next save looks again, and raises
+                self._fence_checked = self._clock.monotonic_seconds() + _PAUSE_SECONDS
         return self._newer_attempt > self._attempt
 
 

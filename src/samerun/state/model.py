@@ -1,7 +1,8 @@
 """Components `weights` and `buffers`: what the model holds.
 
 Tied parameters are stored once and their other names recorded; frozen ones are stored like the rest. Buffers are each
-rank's own (BatchNorm statistics differ between ranks between two DDP broadcasts), so no rank gets another's copy.
+rank's own (BatchNorm statistics differ between ranks between two DDP broadcasts), so no rank gets another's copy; on
+another number of ranks all get rank 0's, as DDP's next broadcast would have it.
 """
 
 from __future__ import annotations
@@ -60,6 +61,8 @@ class Buffers:
 
     def restore(self, source: Source) -> None:
         live = names.buffers(self._models)
+        if not set(live) <= set(source.specs):
+            source = source.of_first_rank()  # another number of ranks: DDP, too, gives everybody rank 0's
         require_same_names(self.name, saved=source.specs, live=live)
         with torch.no_grad():
             for name, buffer in live.items():

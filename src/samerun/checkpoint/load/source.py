@@ -48,6 +48,14 @@ class CheckpointSource:
         self._plain_read = True
         return [self._checkpoint.plain(self._component, rank) for rank in range(self._checkpoint.world_size)]
 
+    def of_first_rank(self) -> CheckpointSource:
+        """The same, with what rank 0 held where ranks differed and this run has another number of ranks.
+
+        For state in which rank 0 speaks for all, as it does for DDP's buffers; nothing else should ask.
+        """
+        self._own = self._checkpoint.index(self._checkpoint.own_rank).rank_tensors.get(self._component, {})
+        return self
+
     @property
     def specs(self) -> Mapping[str, TensorSpec]:
         entries: dict[str, TensorEntry | RankTensor] = {**self._entry.tensors, **self._own}
