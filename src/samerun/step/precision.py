@@ -68,7 +68,9 @@ class LossScale:
         if self._scaler is None:
             return loss_sum
         assert self.shift is not None
-        scaled = self._scaler.scale(loss_sum * 2.0**-self.shift)
+        # in float32 first: a half loss would see the bare scale, 65,536, as its gradient, which is infinite in fp16
+        wide = loss_sum.float() if loss_sum.dtype in (torch.float16, torch.bfloat16) else loss_sum
+        scaled = self._scaler.scale(wide * 2.0**-self.shift)
         assert isinstance(scaled, torch.Tensor)
         return scaled
 

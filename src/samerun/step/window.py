@@ -310,7 +310,7 @@ def _summed(mean: Any, weight: torch.Tensor | float) -> Any:
     """The sum behind a mean; 0 for a mean over nothing, which is NaN."""
     if not isinstance(mean, torch.Tensor):
         return mean
-    total = mean * weight
+    total = (mean.float() if mean.dtype in (torch.float16, torch.bfloat16) else mean) * weight
     counted = weight > 0 if isinstance(weight, torch.Tensor) else torch.full_like(total, weight > 0, dtype=torch.bool)
     return torch.where(counted, total, torch.zeros_like(total))
 

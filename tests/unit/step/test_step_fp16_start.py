@@ -97,3 +97,24 @@ def test_the_shift_is_saved_with_the_scale() -> None:
     other.load_state_dict(step.state_dict())
     assert other.state_dict() == step.state_dict()
     assert other.state_dict()["scaler"]["shift"] == 4
+
+
+def test_a_half_loss_does_not_see_the_bare_scale() -> None:
+    """65,536 is infinite in fp16; divided by the shift first, it is not."""
+    model = Sensitive()
+    step = Step(model, torch.optim.SGD(model.parameters(), lr=0.0), precision="fp16")
+    window = step.window([torch.ones(4, 1)])
+    for batch in window:
+        window.backward((model(batch).sum() * 1e-3).half(), 4)
+    outcome = window.step()
+    assert outcome.updated and outcome.scale == 65536.0
+
+
+def test_the_sum_behind_a_half_mean_does_not_overflow() -> None:
+    model = Sensitive()
+    step = Step(model, torch.optim.SGD(model.parameters(), lr=0.0), precision="fp16")
+    window = step.window([torch.full((1, 1), 30.0)])
+    for batch in window:
+        window.backward(mean=(model(batch).sum() / 30.0 * 20.0).half(), weight=4096)  # 20 · 4,096 > 65,504
+    outcome = window.step()
+    assert outcome.loss == pytest.approx(20.0, rel=1e-3)
