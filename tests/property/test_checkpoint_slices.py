@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from samerun.checkpoint.load import reading
 from samerun.checkpoint.load.reading import CARRIERS, read_chunk
+from samerun.errors import DamagedError
 from samerun.format.blocks import BlockReader, BlockWriter, ReadAccount
 from samerun.format.layout import Box
 from samerun.format.schema import DataFile
@@ -20,17 +21,28 @@ from samerun.storage.memory import Memory
 BLOCK_BYTES = 4096
 
 
+HEAD = b"head, of no round size"
+
+
 def stored(data: bytes) -> tuple[BlockReader, ReadAccount]:
+    """A reader of a file that holds HEAD and then `data`."""
     storage, account = Memory(), ReadAccount()
-    with storage.writer("x") as writer, BlockWriter(writer, block_bytes=BLOCK_BYTES) as blocks:
+    with storage.writer("x") as writer, BlockWriter(writer, HEAD, block_bytes=BLOCK_BYTES) as blocks:
         for start in range(0, len(data), 777):
             blocks.write(data[start : start + 777])
         sha256, digests = blocks.finish()
         writer.publish()
-    assert storage.objects["x"] == data
-    assert sha256 == hashlib.sha256(data).hexdigest()
-    assert digests == "".join(xxhash.xxh3_128_hexdigest(data[i : i + 4096]) for i in range(0, len(data), 4096))
-    file = DataFile(name="rank-00000.safetensors", num_bytes=len(data), block_bytes=BLOCK_BYTES, blocks=digests)
+    assert storage.objects["x"] == HEAD + data
+    assert sha256 == hashlib.sha256(HEAD + data).hexdigest()
+    parts = [HEAD, *(data[i : i + BLOCK_BYTES] for i in range(0, len(data), BLOCK_BYTES))]
+    assert digests == "".join(map(xxhash.xxh3_128_hexdigest, parts))
+    file = DataFile(
+        name="rank-00000.safetensors",
+        num_bytes=len(HEAD) + len(data),
+        head_bytes=len(HEAD),
+        block_bytes=BLOCK_BYTES,
+        blocks=digests,
+    )
     return BlockReader(storage.reader("x"), file, where="x", account=account), account
 
 
@@ -55,7 +67,7 @@ def test_any_box_is_read_exactly(case: tuple[tuple[int, ...], Box, int, int], sp
     filled = np.zeros(box.lengths, dtype=np.int64)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reading, "SPAN_BYTES", span_bytes)
-        for part, array in read_chunk(blocks, head, shape, box, item_bytes):
+        for part, array in read_chunk(blocks, len(HEAD) + head, shape, box, item_bytes):
             where = tuple(slice(o, o + n) for o, n in zip(part.offsets, part.lengths, strict=True))
             target[where] = array
             filled[where] += 1
@@ -69,15 +81,22 @@ def test_rows_of_a_tall_matrix_cost_their_blocks_only() -> None:
     rows, columns = 64, 8192
     data = np.arange(rows * columns, dtype=np.int32)
     blocks, account = stored(data.tobytes())
-    list(read_chunk(blocks, 0, (rows, columns), Box((10, 0), (3, columns)), 4))
-    assert account.read_bytes <= 3 * columns * 4 + 2 * BLOCK_BYTES
+    list(read_chunk(blocks, len(HEAD), (rows, columns), Box((10, 0), (3, columns)), 4))
+    assert account.read_bytes == 3 * columns * 4, "rows of a round size lie on blocks"
 
 
 def test_narrow_columns_of_wide_rows_leave_the_gaps_unread() -> None:
     rows, columns = 16, 65536
     data = np.arange(rows * columns, dtype=np.int32)
     blocks, account = stored(data.tobytes())
-    parts = list(read_chunk(blocks, 0, (rows, columns), Box((0, 100), (rows, 10)), 4))
+    parts = list(read_chunk(blocks, len(HEAD), (rows, columns), Box((0, 100), (rows, 10)), 4))
     assert len(parts) == rows
     assert account.read_bytes <= rows * 2 * BLOCK_BYTES
     assert account.wanted_bytes == rows * 10 * 4
+
+
+def test_bytes_of_the_head_and_beyond_the_end_are_no_data() -> None:
+    blocks, _ = stored(bytes(100))
+    for start, length in ((0, 8), (len(HEAD) - 1, 1), (len(HEAD) + 100, 1), (len(HEAD), 101)):
+        with pytest.raises(DamagedError, match="outside its data"):
+            blocks.read_into(start, memoryview(bytearray(length)))

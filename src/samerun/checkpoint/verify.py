@@ -104,7 +104,7 @@ def _check_index(manifest: Manifest, index: Index, expected: _Expected, files: d
 def _check_data(storage: Storage, manifest: Manifest, index: Index, file: DataFile, entry: FileEntry) -> None:
     key = f"{names.checkpoint_prefix(manifest.name)}/{file.name}"
     _check_header(storage, manifest, index, key)
-    sha256, blocks, num_bytes = hashlib.sha256(), [], 0
+    sha256, head, blocks, num_bytes = hashlib.sha256(), xxhash.xxh3_128(), [], 0
     try:
         reader = storage.reader(key)
     except NotFoundError as error:
@@ -114,16 +114,20 @@ def _check_data(storage: Storage, manifest: Manifest, index: Index, file: DataFi
             raise DamagedError(f"{key}: {reader.size_bytes} bytes, the manifest says {entry.num_bytes}")
         buffer = memoryview(bytearray(file.block_bytes))
         while num_bytes < entry.num_bytes:
-            block = buffer[: min(file.block_bytes, entry.num_bytes - num_bytes)]
-            reader.read_into(num_bytes, block)
-            sha256.update(block)
-            blocks.append(xxhash.xxh3_128_hexdigest(block))
-            num_bytes += len(block)
+            end = file.head_bytes if num_bytes < file.head_bytes else entry.num_bytes
+            part = buffer[: min(file.block_bytes, end - num_bytes)]
+            reader.read_into(num_bytes, part)
+            sha256.update(part)
+            if num_bytes < file.head_bytes:
+                head.update(part)
+            else:
+                blocks.append(xxhash.xxh3_128_hexdigest(part))
+            num_bytes += len(part)
     finally:
         reader.close()
     if sha256.hexdigest() != entry.sha256:
         raise DamagedError(f"{key}: SHA-256 is {sha256.hexdigest()}, the manifest says {entry.sha256}")
-    if "".join(blocks) != file.blocks:
+    if "".join([head.hexdigest(), *blocks]) != file.blocks:
         raise DamagedError(f"{key}: its block digests are not those of the index")
 
 
@@ -144,10 +148,16 @@ def _check_header(storage: Storage, manifest: Manifest, index: Index, key: str) 
         header = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise DamagedError(f"{key}: its header is not JSON ({error})") from error
+    if 8 + length != index_head_bytes(index):
+        raise DamagedError(f"{key}: its header ends at byte {8 + length}, the index says otherwise")
     if not isinstance(header, dict) or {k: v for k, v in header.items() if k != "__metadata__"} != _header(
         manifest, index, 8 + length
     ):
         raise DamagedError(f"{key}: its header does not describe the tensors of the index")
+
+
+def index_head_bytes(index: Index) -> int:
+    return index.file.head_bytes if index.file is not None else 0
 
 
 def _header(manifest: Manifest, index: Index, data_start: int) -> dict[str, Any]:

@@ -1,5 +1,7 @@
 """Digests of a data file: XXH3-128 per block, so that any range can be verified alone, and SHA-256 over everything.
 
+The first block is the file's head (the safetensors header, whatever its size); the others start after it, so that
+tensors of round sizes lie on block boundaries and a slice of them costs no byte more than it has.
 XXH3-128 finds accidents (cut, flipped, swapped bytes) at memory speed. It is reached only through the chain manifest →
 SHA-256 of the index → block digests, so a block cannot be replaced without replacing the index and the manifest.
 Source: XXH3, https://github.com/Cyan4973/xxHash
@@ -21,13 +23,16 @@ if TYPE_CHECKING:
     from samerun.format.schema import DataFile
     from samerun.storage.api import Reader, Writer
 
-BLOCK_BYTES: Final = 4 * 2**20
+BLOCK_BYTES: Final = 256 * 2**10
+"""What a slice may cost more than it has, at each of its ends; 128 KiB of digests a GiB."""
+_BLOCKS_AT_ONCE: Final = 16
+"""Written, and read, together: system calls and threads cost nothing then."""
 _DIGEST_HEX: Final = 32
-_CACHED_BLOCKS: Final = 4
+_CACHED_BLOCKS: Final = 16
 """Neighbouring tensors share blocks; this many are remembered, so that none of those is read twice."""
 
 _DIGESTS_IN_FLIGHT: Final = 4
-"""Bounds what the digests may lag behind: gathered blocks wait in memory for them."""
+"""Bounds what the digests may lag behind: gathered units wait in memory for them."""
 
 
 @dataclass(slots=True)
@@ -40,36 +45,39 @@ class ReadAccount:
 
 
 class BlockWriter:
-    """Writes a stream in whole blocks and keeps the digests: small pieces are gathered, large ones never copied.
+    """Writes a stream in units of whole blocks and keeps the digests; small pieces are gathered, large never copied.
 
-    From the second block on, digests are computed in a thread while the next block is written. The memory given to
-    `write` must therefore stay unchanged until `finish` has returned. Use it as a context: leaving ends the thread.
+    From the second unit on, digests are computed in a thread while the next unit is written: the memory given to
+    `write` must stay unchanged until `finish` has returned. Use it as a context: leaving ends the thread.
     """
 
-    def __init__(self, writer: Writer, *, block_bytes: int = BLOCK_BYTES) -> None:
+    def __init__(self, writer: Writer, head: bytes, *, block_bytes: int = BLOCK_BYTES) -> None:
         self._writer = writer
         self._block_bytes = block_bytes
+        self._unit_bytes = block_bytes * _BLOCKS_AT_ONCE
         self._rest = bytearray()
-        self._sha256 = hashlib.sha256()
-        self._blocks: list[str] = []
+        self._sha256 = hashlib.sha256(head)
+        self._blocks = [xxhash.xxh3_128_hexdigest(head)]
         self._pool: ThreadPoolExecutor | None = None
         self._running: deque[Future[None]] = deque()
-        self.num_bytes = 0
+        self._num_units = 0
+        self.num_bytes = len(head)
+        writer.write(head)
 
     def write(self, data: bytes | memoryview) -> None:
         view = memoryview(data).cast("B")
         self.num_bytes += len(view)
         if self._rest:
-            taken = min(len(view), self._block_bytes - len(self._rest))
+            taken = min(len(view), self._unit_bytes - len(self._rest))
             self._rest += view[:taken]
             view = view[taken:]
-            if len(self._rest) < self._block_bytes:
+            if len(self._rest) < self._unit_bytes:
                 return
             self._emit(memoryview(bytes(self._rest)))
             self._rest.clear()
-        full = len(view) - len(view) % self._block_bytes
-        for start in range(0, full, self._block_bytes):
-            self._emit(view[start : start + self._block_bytes])
+        full = len(view) - len(view) % self._unit_bytes
+        for start in range(0, full, self._unit_bytes):
+            self._emit(view[start : start + self._unit_bytes])
         self._rest += view[full:]
 
     def finish(self) -> tuple[str, str]:
@@ -88,27 +96,31 @@ class BlockWriter:
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
 
-    def _emit(self, block: memoryview) -> None:
-        if self._pool is None and not self._blocks:
-            self._digest(block)
+    def _emit(self, unit: memoryview) -> None:
+        self._num_units += 1
+        if self._num_units == 1:
+            self._digest(unit)
         else:
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="digest")
             if len(self._running) >= _DIGESTS_IN_FLIGHT:
                 self._running.popleft().result()
-            self._running.append(self._pool.submit(self._digest, block))
-        self._writer.write(block)
+            self._running.append(self._pool.submit(self._digest, unit))
+        self._writer.write(unit)
 
-    def _digest(self, block: memoryview) -> None:
-        self._blocks.append(xxhash.xxh3_128_hexdigest(block))
-        self._sha256.update(block)
+    def _digest(self, unit: memoryview) -> None:
+        for start in range(0, len(unit), self._block_bytes):
+            self._blocks.append(xxhash.xxh3_128_hexdigest(unit[start : start + self._block_bytes]))
+        self._sha256.update(unit)
 
 
 class BlockReader:
     """Reads any range of one data file, in whole blocks, each verified before a byte of it is handed out."""
 
     def __init__(self, reader: Reader, file: DataFile, *, where: str, account: ReadAccount) -> None:
-        expected = -(-file.num_bytes // file.block_bytes)
+        if file.head_bytes > file.num_bytes:
+            raise DamagedError(f"{where}: a head of {file.head_bytes} bytes in a file of {file.num_bytes}")
+        expected = num_blocks(file)
         if len(file.blocks) != expected * _DIGEST_HEX:
             raise DamagedError(f"{where}: {len(file.blocks) // _DIGEST_HEX} block digests for {expected} blocks")
         if reader.size_bytes != file.num_bytes:
@@ -120,6 +132,7 @@ class BlockReader:
         self._cache: OrderedDict[int, memoryview] = OrderedDict()
         self.block_bytes = file.block_bytes
         self.num_bytes = file.num_bytes
+        self._verify_head()
 
     def read_into(self, start: int, target: memoryview) -> None:
         """Fills `target` with the verified bytes from `start` on; DamagedError when they are not what was written.
@@ -127,18 +140,24 @@ class BlockReader:
         After an error `target` may hold bytes that were not verified: give it memory of your own, not the user's.
         """
         end = start + len(target)
-        if end > self._file.num_bytes:
-            raise DamagedError(f"{self._where}: bytes {start} to {end} lie outside its {self._file.num_bytes} bytes")
+        head, size = self._file.head_bytes, self._file.block_bytes
+        if start < head or end > self._file.num_bytes:
+            raise DamagedError(
+                f"{self._where}: bytes {start} to {end} lie outside its data, {head} to {self.num_bytes}"
+            )
         self._account.wanted_bytes += len(target)
-        size = self._file.block_bytes
-        for number in range(start // size, -(-end // size)):
-            first = number * size
-            if start <= first and first + size <= end:
-                self._read_block(number, target[first - start : first - start + size])
-                continue
-            block = self._cached(number)
-            low, high = max(start, first), min(end, first + len(block))
-            target[low - start : high - start] = block[low - first : high - first]
+        position = start
+        while position < end:
+            number, within = divmod(position - head, size)
+            whole_blocks = 0 if within else min((end - position) // size, _BLOCKS_AT_ONCE)
+            if whole_blocks:
+                count = whole_blocks * size
+                self._read_blocks(number, target[position - start : position - start + count])
+            else:
+                block = self._cached(number)
+                count = min(end - position, len(block) - within)
+                target[position - start : position - start + count] = block[within : within + count]
+            position += count
 
     def close(self) -> None:
         self._cache.clear()
@@ -148,22 +167,43 @@ class BlockReader:
         if number in self._cache:
             self._cache.move_to_end(number)
             return self._cache[number]
-        size = min(self._file.block_bytes, self._file.num_bytes - number * self._file.block_bytes)
+        first = self._file.head_bytes + number * self._file.block_bytes
+        size = min(self._file.block_bytes, self._file.num_bytes - first)
         reused = self._cache.popitem(last=False)[1] if len(self._cache) >= _CACHED_BLOCKS else None
         block = reused if reused is not None and len(reused) == size else memoryview(bytearray(size))
-        self._read_block(number, block)
+        self._read_blocks(number, block)
         self._cache[number] = block
         return block
 
-    def _read_block(self, number: int, block: memoryview) -> None:
-        first = number * self._file.block_bytes
-        self._reader.read_into(first, block)
-        self._account.read_bytes += len(block)
-        found = xxhash.xxh3_128_hexdigest(block)
+    def _read_blocks(self, number: int, target: memoryview) -> None:
+        """Reads and verifies block `number` (counted after the head) and those after it, as many as `target` holds."""
+        size = self._file.block_bytes
+        first = self._file.head_bytes + number * size
+        self._reader.read_into(first, target)
+        self._account.read_bytes += len(target)
+        for start in range(0, len(target), size):
+            block = target[start : start + size]
+            self._check(1 + number + start // size, xxhash.xxh3_128_hexdigest(block), first + start, len(block))
+        self._account.verified_bytes += len(target)
+
+    def _verify_head(self) -> None:
+        digest = xxhash.xxh3_128()
+        piece = memoryview(bytearray(min(self._file.head_bytes, self._file.block_bytes)))
+        for start in range(0, self._file.head_bytes, self._file.block_bytes):
+            part = piece[: min(len(piece), self._file.head_bytes - start)]
+            self._reader.read_into(start, part)
+            digest.update(part)
+        self._check(0, digest.hexdigest(), 0, self._file.head_bytes)
+
+    def _check(self, number: int, found: str, first: int, size: int) -> None:
         wanted = self._file.blocks[number * _DIGEST_HEX : (number + 1) * _DIGEST_HEX]
         if found != wanted:
             raise DamagedError(
-                f"{self._where}: bytes {first} to {first + len(block)} have digest {found}, {wanted} was written; "
+                f"{self._where}: bytes {first} to {first + size} have digest {found}, {wanted} was written; "
                 f"the file is damaged"
             )
-        self._account.verified_bytes += len(block)
+
+
+def num_blocks(file: DataFile) -> int:
+    """The head, and the blocks after it."""
+    return 1 + -(-(file.num_bytes - file.head_bytes) // file.block_bytes)

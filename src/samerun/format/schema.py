@@ -108,10 +108,14 @@ class RankTensor(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
 
 
 class DataFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A rank's data file and one XXH3-128 digest (32 hex digits) per block, run together in one string."""
+    """A rank's data file and one XXH3-128 digest (32 hex digits) per block, run together in one string.
+
+    The first block is the head; the others have `block_bytes` each and start after it.
+    """
 
     name: Annotated[str, Meta(pattern=rf"\A{names.DATA_FILE_PATTERN}\Z")]
     num_bytes: Natural
+    head_bytes: Annotated[int, Meta(ge=8, le=2**27)]
     block_bytes: Annotated[int, Meta(ge=2**12, le=2**26)]
     blocks: Annotated[str, Meta(pattern=r"\A(?:[0-9a-f]{32})*\Z")]
 

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from samerun.format.blocks import BlockReader
     from samerun.format.schema import Chunk, Layout, RankTensor
 
-SPAN_BYTES: Final = 32 * 2**20
-"""The most that is held at once besides the block cache."""
+SPAN_BYTES: Final = 16 * 2**20
+"""The largest span; two are held for a moment, besides the block cache."""
 
 CARRIERS: Final[dict[int, Any]] = {1: np.uint8, 2: np.int16, 4: np.int32, 8: np.int64, 16: np.complex128}
 Part = tuple[Box, "np.ndarray[Any, Any]"]

@@ -80,7 +80,7 @@ def plan_save(views: Iterable[View], num_ranks: int) -> SavePlan:
     plan = SavePlan()
     merged = _merge(views)
     known: dict[tuple[Any, ...], int] = {}
-    choices: dict[str, _Choice] = {}
+    choices: dict[tuple[Any, ...], _Choice] = {}
     sizes: dict[tuple[Any, ...], _Array] = {}
     loads = _Loads(num_ranks)
     for path in sorted(merged, key=lambda path: (-_total_bytes(merged[path]), path)):
@@ -149,16 +149,17 @@ def _total_bytes(merged: _Merged) -> int:
     return math.prod(merged[1]) * ITEM_BYTES[merged[0]]
 
 
-def _choose(path: str, shape: tuple[int, ...], claims: _Claims, cache: dict[str, _Choice]) -> _Choice:
+def _choose(path: str, shape: tuple[int, ...], claims: _Claims, cache: dict[tuple[Any, ...], _Choice]) -> _Choice:
     forms = {form for _, cut in claims for form in ("whole", "mesh", "parts") if form in cut}
     if len(forms) != 1:
         raise UsageError(f"{path}: ranks hold it in different ways ({', '.join(sorted(forms))}); shard it alike")
     form = forms.pop()
     if form == "parts":
         return _choose_parts(path, shape, claims)
-    ranks = sorted({rank for holders, _ in claims for rank in holders})
-    key = json.dumps([len(shape), ranks, [cut for _, cut in claims]])
+    groups = tuple(holders for holders, _ in claims)
+    key = (len(shape), groups, json.dumps([cut for _, cut in claims]) if form == "mesh" else "")
     if key not in cache:
+        ranks = sorted({rank for holders in groups for rank in holders})
         cache[key] = _choose_mesh(path, shape, ranks, claims) if form == "mesh" else _choose_whole(shape, ranks)
     return cache[key]
 

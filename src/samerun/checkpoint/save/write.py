@@ -46,14 +46,15 @@ def _write_shard(
     order = write_order(items)
     head, starts = shard_header([items[i] for i in order], where=file_name)
     ordered = [pieces[i] for i in order]
-    with storage.writer(f"{prefix}/{file_name}") as writer, BlockWriter(writer) as blocks:
-        blocks.write(head)
+    with storage.writer(f"{prefix}/{file_name}") as writer, BlockWriter(writer, head) as blocks:
         for piece in ordered:
             blocks.write(host_bytes(piece.tensor))
         sha256, digests = blocks.finish()
         at("save:writing")
         writer.publish()
-    file = DataFile(name=file_name, num_bytes=blocks.num_bytes, block_bytes=BLOCK_BYTES, blocks=digests)
+    file = DataFile(
+        name=file_name, num_bytes=blocks.num_bytes, head_bytes=len(head), block_bytes=BLOCK_BYTES, blocks=digests
+    )
     return file, FileEntry(file_name, blocks.num_bytes, sha256), ordered, starts
 
 
