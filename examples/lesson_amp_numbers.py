@@ -38,10 +38,9 @@ def main() -> None:
         print(f"{name:9s} smallest normal {limits.smallest_normal:.1e}, largest {limits.max:.6g}, eps {limits.eps:.1e}")
     print(f"a gradient of {TINY_GRADIENT:g} in fp16: {in_fp16(TINY_GRADIENT):g}")
     print(f"scaled by {SCALE:g} before, unscaled after: {rescued(TINY_GRADIENT):.4g}")
+    each = sum(BYTES_PER_PARAMETER.values())
     parts = " + ".join(str(size) for size in BYTES_PER_PARAMETER.values())
-    print(
-        f"{parts} = {sum(BYTES_PER_PARAMETER.values())} bytes a parameter: 125M parameters take {gigabytes(125e6):.1f} GB"
-    )
+    print(f"{parts} = {each} bytes a parameter: 125M parameters take {gigabytes(125e6):.1f} GB")
 
 
 if __name__ == "__main__":
