@@ -117,6 +117,7 @@ def test_a_discarded_prefix_is_gone_and_whoever_publishes_it_late_loses(storage:
         late.publish()
     promises.put(storage, "checkpoints/a/shard", b"late")  # what is unpublished may lie there
     assert storage.names("checkpoints") == ["a"]
+    assert storage.names("checkpoints/a") == ["shard"]
     for look in (storage.size_bytes, storage.reader, lambda key: storage.get(key, max_bytes=1000)):
         with pytest.raises(NotFoundError):
             look("checkpoints/a/manifest.json")
@@ -128,6 +129,7 @@ def test_an_object_of_a_tombstones_size_is_no_tombstone(storage: Cloud) -> None:
     storage.make_prefix("checkpoints/a")
     promises.put(storage, "checkpoints/a/manifest.json", b"x" * len(TOMBSTONE))
     assert storage.names("checkpoints") == ["a"]
+    assert storage.names("checkpoints/a") == ["manifest.json"]
     assert storage.size_bytes("checkpoints/a/manifest.json") == len(TOMBSTONE)
 
 

@@ -34,7 +34,7 @@ from obstore import exceptions
 
 from samerun.errors import AlreadyExistsError, NotFoundError, SchemaError, StorageError, UsageError
 from samerun.storage.api import Found, checked_key
-from samerun.storage.cloud.requests import Requests
+from samerun.storage.cloud.requests import Listed, Requests
 from samerun.storage.cloud.upload import SINGLE_REQUEST_BYTES, ObjectWriter
 
 TOMBSTONE: Final = b"samerun discarded this prefix; whoever publishes here is late, and must not.\n"
@@ -160,8 +160,8 @@ class Cloud:
     def size_bytes(self, key: str) -> int:
         with self._told("looking at", checked_key(key)):
             size_bytes = self._requests.look(key).size_bytes
-        if size_bytes == len(TOMBSTONE):
-            self.get(key, max_bytes=size_bytes)  # raises when it is one
+        if size_bytes == len(TOMBSTONE) and self._is_tombstone(key):
+            raise NotFoundError(errno.ENOENT, "looking at: it was discarded", self._at(key))
         return size_bytes
 
     def names(self, prefix: str) -> list[str]:
@@ -170,12 +170,26 @@ class Cloud:
             if not prefix:
                 found = self._requests.list_level("")
                 return sorted({name.rstrip("/") for name in found if not name.startswith(".")})
-            sizes: dict[str, list[int]] = {}
+            below: dict[str, list[Listed]] = {}
             for item in self._requests.list_all(prefix):
-                name, _, rest = item.key.removeprefix(start).partition("/")
-                sizes.setdefault(name, []).append(item.size_bytes if rest else -1)
-        # What holds one object of a tombstone's size and no owner was discarded: an owned prefix has two at least.
-        return sorted(name for name in sizes if not name.startswith(".") and sizes[name] != [len(TOMBSTONE)])
+                below.setdefault(item.key.removeprefix(start).partition("/")[0], []).append(item)
+        return sorted(
+            name for name, items in below.items() if not name.startswith(".") and not self._is_grave(items, start)
+        )
+
+    def _is_grave(self, items: list[Listed], start: str) -> bool:
+        """A tombstone itself, or a prefix that holds nothing else: one that is owned holds two objects at least."""
+        if len(items) != 1 or items[0].size_bytes != len(TOMBSTONE):
+            return False
+        key = items[0].key
+        return "/" in key.removeprefix(start) or self._is_tombstone(key)
+
+    def _is_tombstone(self, key: str) -> bool:
+        try:
+            self.get(key, max_bytes=len(TOMBSTONE))
+        except NotFoundError:
+            return True
+        return False
 
     def remove(self, key: str) -> None:
         self._delete([checked_key(key)])
@@ -223,7 +237,8 @@ class Cloud:
                         errno.EEXIST, f"{what}: another writer was first", self._at(key)
                     ) from error
                 if number == self._patience.max_tries:
-                    raise self._error(error, what, key) from error
+                    unknown = "unknown whether it was written" if whose is None else "not written"
+                    raise self._error(error, f"{what}: {unknown} after {number} tries", key) from error
             self._wait(wait_seconds)
             wait_seconds *= 2
 
