@@ -75,6 +75,8 @@ def test_equal_surroundings_are_bitwise_and_any_difference_is_named() -> None:
         reasons = why_not_bitwise({**now, name: "other"}, now)
         assert reasons == [f"{name} was 'other', is {now[name]!r}"]
     assert why_not_bitwise({**now, "gpu": "H100"}, now) == ["gpu was 'H100', is None"]
+    without = {name: value for name, value in now.items() if name != "numpy"}
+    assert why_not_bitwise(without, now) == [f"numpy was None, is {now['numpy']!r}"]
     json.dumps(now, allow_nan=False)  # goes into every manifest
 
 
