@@ -136,6 +136,28 @@ def demo_with(left_out: str) -> None:
     assert told["components"][left_out]["first"] is not None
 
 
+CRASHING = """
+import sys, scenarios
+def unreadable(self, index):
+    raise ValueError(f"sample {index} cannot be read")
+if len(sys.argv) > 2:
+    scenarios.Noisy.__getitem__ = unreadable
+scenarios.train(sys.argv[1], until=3)
+"""
+
+
+def test_a_crash_loop_ends_with_the_evidence_and_93(tmp_path: Path) -> None:
+    train = script(tmp_path / "train.py", CRASHING)
+    command = [sys.executable, "-m", "samerun.cli", "launch", "--nproc", "1", "--max-restarts", "1", str(train)]
+    options = {"env": environ(), "capture_output": True, "text": True, "timeout": 110, "check": False}
+    looping = subprocess.run([*command, str(tmp_path / "run"), "crash"], **options)
+    assert looping.returncode == ExitCode.DO_NOT_RESTART, looping.stderr
+    assert "2 starts failed without committed progress beyond update 0" in looping.stderr
+    assert re.search(r"ValueError: sample \d+ cannot be read on rank 0 in window 0", looping.stderr)
+    fixed = subprocess.run([*command, str(tmp_path / "run")], **options)
+    assert fixed.returncode == ExitCode.DONE, fixed.stderr
+
+
 def events_once_left(run: Path, *, seconds: float) -> list[dict[str, Any]]:
     """The journal, once its attempt has left. Ranks of torchrun have sessions of their own: nobody reaps them here."""
     deadline = time.monotonic() + seconds

@@ -22,16 +22,26 @@ def register(app: typer.Typer, name: str, summary: str) -> None:
 def launch(
     context: typer.Context,
     nproc: Annotated[int, typer.Option("--nproc", min=1, help="Ranks on this machine.")] = 1,
+    max_restarts: Annotated[
+        int, typer.Option(min=0, help="Restarts of one failure without committed progress in between; then exit 93.")
+    ] = 0,
 ) -> None:
-    """Run SCRIPT under torchrun. Other options before SCRIPT are torchrun's own.
+    """Run SCRIPT under torchrun. Other options before SCRIPT are torchrun's own (--nnodes, --shutdown-timeout, …).
 
-    Exit codes: 0 done, 75 stopped and saved (start me again), 93 do not start me again, 4 refused, 1 failed.
+    A run that fails is started again while it makes progress or --max-restarts allows; the ledger lies with the run, in
+    journal/launch.jsonl. Exit codes: 0 done, 75 stopped and saved (start me again), 93 do not start me again, 4
+    refused, 1 failed.
     """
-    from samerun.launch.torchrun import launch as run_torchrun
+    from samerun.launch.again import launch_until_done
+    from samerun.launch.ledger import Limits
 
     if not context.args:
         raise typer.BadParameter("which script? Example: samerun launch --nproc 2 train.py")
-    code, reason = run_torchrun(context.args, num_ranks=nproc)
-    if code is not ExitCode.DONE:
-        sys.stderr.write(f"samerun launch: {reason}\n")
-    raise typer.Exit(int(code))
+    ended = launch_until_done(context.args, num_ranks=nproc, limits=Limits.of(max_restarts), say=_say)
+    if ended.code is not ExitCode.DONE:
+        _say(ended.reason if ended.rank is None else f"rank {ended.rank}: {ended.reason}")
+    raise typer.Exit(int(ended.code))
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"samerun launch: {line}\n")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from torch.distributed import run as torchrun
@@ -17,35 +18,61 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from samerun.errors import ExitCode
 from samerun.run import last_words
+from samerun.run.last_words import Word
 
 
-def launch(arguments: Sequence[str], *, num_ranks: int) -> tuple[ExitCode, str]:
-    """Runs torchrun with `arguments` (its options, the script, the script's own). Returns the code and the reason."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """How one start of all ranks ended, and what is known about why."""
+
+    code: ExitCode
+    reason: str = ""
+    rank: int | None = None
+    window: int | None = None
+    run_path: str | None = None
+
+
+def launch(arguments: Sequence[str], *, num_ranks: int) -> Ended:
+    """Runs torchrun once with `arguments` (its options, the script, the script's own)."""
     if num_ranks > 1:
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # torchrun's own default, without its warning
     with tempfile.TemporaryDirectory(prefix="samerun-launch-") as log_dir:
         parsed = torchrun.parse_args(  # type: ignore[no-untyped-call]
             ["--nproc-per-node", str(num_ranks), "--log-dir", log_dir, *arguments]
         )
-        last_words.announce(Path(log_dir), shutdown_seconds=float(parsed.shutdown_timeout))
+        if parsed.shutdown_timeout is not None:
+            last_words.announce(Path(log_dir), shutdown_seconds=float(parsed.shutdown_timeout))
+        failure: str | None = None
+        rank: int | None = None
         try:
             torchrun.run(parsed)  # type: ignore[no-untyped-call]
-            failure = ""
         except SignalException as error:
             failure = f"the launcher was ended by {error.sigval.name}"
         except ChildFailedError as error:
             rank, first = error.get_first_failure()
-            failure = f"rank {rank} ended with exit code {first.exitcode}; see its output above"
+            failure = f"exit code {first.exitcode}; see the output above"
         words = last_words.read_all(Path(log_dir))
-    return judge(words, num_ranks=num_ranks, failure=failure)
+        run_path = last_words.run_path(Path(log_dir))
+    return judge(words, num_ranks=num_ranks, failure=failure, rank=rank, run_path=run_path)
 
 
-def judge(words: Sequence[tuple[ExitCode, str]], *, num_ranks: int, failure: str) -> tuple[ExitCode, str]:
-    """What the ranks' last words and torchrun's verdict come to. Pure."""
+def judge(
+    words: Sequence[Word], *, num_ranks: int, failure: str | None, rank: int | None = None, run_path: str | None = None
+) -> Ended:
+    """What the ranks' last words and torchrun's verdict (None: it saw no failure) come to. Pure."""
     for code in (ExitCode.DO_NOT_RESTART, ExitCode.REFUSED):
-        for said, reason in words:
-            if said is code:
-                return code, reason
-    if len(words) >= num_ranks and all(said is ExitCode.STOPPED for said, _ in words):
-        return ExitCode.STOPPED, words[0][1]
-    return (ExitCode.FAILED, failure) if failure else (ExitCode.DONE, "")
+        for word in words:
+            if word.code is code:
+                return Ended(code=code, reason=word.reason, rank=word.rank, run_path=run_path)
+    if len(words) >= num_ranks and all(word.code is ExitCode.STOPPED for word in words):
+        return Ended(code=ExitCode.STOPPED, reason=words[0].reason, run_path=run_path)
+    if failure is None:
+        return Ended(code=ExitCode.DONE, run_path=run_path)
+    own = next((word for word in words if word.rank == rank), None)
+    return Ended(
+        code=ExitCode.FAILED,
+        reason=own.reason if own else failure,
+        rank=rank,
+        window=own.window if own else None,
+        run_path=run_path,
+    )

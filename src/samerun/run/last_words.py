@@ -7,36 +7,69 @@ torchrun waits between SIGTERM and SIGKILL, since torchrun tells its workers not
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from samerun.core.environ import Launcher
 from samerun.errors import ExitCode, Stop
 
 FILE_NAME: Final = "samerun-stop.json"
+RUN_FILE_NAME: Final = "samerun-run.json"
 LAUNCH_FILE_NAME: Final = "samerun-launch.json"
 _DEFAULT_SHUTDOWN_SECONDS: Final = 30.0
 """torchrun's own, shared by all ranks of a node."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Word:
+    """How one rank ended."""
+
+    rank: int
+    code: ExitCode
+    reason: str
+    window: int | None
+
+
 def leave(launcher: Launcher, stop: Stop) -> None:
     """Beside torchrun's own error file; nothing without a launcher."""
-    if launcher.error_file is not None:
-        folder = Path(launcher.error_file).parent
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / FILE_NAME).write_text(json.dumps({"code": int(stop.exit_code), "reason": stop.reason}))
+    _write(launcher, {"code": int(stop.exit_code), "reason": stop.reason, "window": None})
 
 
-def read_all(log_dir: Path) -> list[tuple[ExitCode, str]]:
-    """(code, reason) of every rank of torchrun's last round that ended on purpose."""
+def read_all(log_dir: Path) -> list[Word]:
+    """What every rank of torchrun's last round left, in rank order; a rank that was killed left nothing."""
     rounds = sorted(log_dir.glob("*/attempt_*"), key=lambda path: int(path.name.rpartition("_")[2]))
     if not rounds:
         return []
     found = []
     for path in sorted(rounds[-1].glob(f"*/{FILE_NAME}")):
         value = json.loads(path.read_text())
-        found.append((ExitCode(value["code"]), str(value["reason"])))
-    return found
+        word = Word(
+            rank=int(path.parent.name),
+            code=ExitCode(value["code"]),
+            reason=str(value["reason"]),
+            window=value["window"],
+        )
+        found.append(word)
+    return sorted(found, key=lambda word: word.rank)
+
+
+def confess(launcher: Launcher, error: Exception, *, window: int | None) -> None:
+    """An error that nobody planned: what the launcher's ledger tells failures apart by."""
+    _write(launcher, {"code": int(ExitCode.FAILED), "reason": f"{type(error).__name__}: {error}", "window": window})
+
+
+def introduce(launcher: Launcher, path: str) -> None:
+    """Where the run lives, for the launcher's ledger."""
+    root = _log_dir(launcher)
+    if root is not None:
+        (root / RUN_FILE_NAME).write_text(json.dumps({"path": path}))
+
+
+def run_path(log_dir: Path) -> str | None:
+    """The run that the ranks introduced; None for a script that opened none."""
+    word = log_dir / RUN_FILE_NAME
+    return str(json.loads(word.read_text())["path"]) if word.exists() else None
 
 
 def announce(log_dir: Path, *, shutdown_seconds: float) -> None:
@@ -48,8 +81,22 @@ def launcher_seconds(launcher: Launcher) -> float | None:
     """Seconds between torchrun's SIGTERM and its SIGKILL; None where no launcher stands above this process."""
     if not launcher.supervised:
         return None
-    if launcher.error_file is not None and len(parents := Path(launcher.error_file).parents) > 3:
-        word = parents[3] / LAUNCH_FILE_NAME
-        if word.exists():
-            return float(json.loads(word.read_text())["shutdown_seconds"])
+    root = _log_dir(launcher)
+    if root is not None and (root / LAUNCH_FILE_NAME).exists():
+        return float(json.loads((root / LAUNCH_FILE_NAME).read_text())["shutdown_seconds"])
     return _DEFAULT_SHUTDOWN_SECONDS
+
+
+def _write(launcher: Launcher, value: dict[str, Any]) -> None:
+    if launcher.error_file is not None:
+        folder = Path(launcher.error_file).parent
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / FILE_NAME).write_text(json.dumps(value))
+
+
+def _log_dir(launcher: Launcher) -> Path | None:
+    """torchrun's log folder: its error files lie in RUN_ID/attempt_N/RANK/ below it."""
+    if launcher.error_file is None:
+        return None
+    parents = Path(launcher.error_file).parents
+    return parents[3] if len(parents) > 3 else None

@@ -12,7 +12,7 @@ nothing restorable                     fresh if nothing was ever committed, else
 from __future__ import annotations
 
 import uuid
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -20,10 +20,12 @@ from typing import Any
 from samerun.checkpoint import Checkpoint, Entry, Store
 from samerun.core.canonical import canonical_bytes, sha256_hex
 from samerun.core.component import Component
+from samerun.core.events import Journal
 from samerun.core.progress import Progress
 from samerun.errors import CheckpointError, MismatchError, Refused, StorageError
 from samerun.ranks.group import Group
 from samerun.run.identity import differences
+from samerun.run.loads import MAX_CRASHES, LoadTries
 from samerun.state.optimizer import OptimizerMemory
 from samerun.state.rng import Rng
 
@@ -70,6 +72,7 @@ def start(
     waive: Sequence[str],
     facts: Mapping[str, Any],
     changeable: Collection[str] = (),
+    load_tries: Callable[[int], LoadTries] = lambda attempt: LoadTries(Journal(None)),
 ) -> Started:
     """Collective. Raises Refused with the reason.
 
@@ -85,18 +88,35 @@ def start(
         return Started(kind=StartKind.FRESH, run_id=run_id, attempt=attempt, progress=Progress())
     _require_same_run(store, found, identity, changeable)
     attempt = store.open_attempt(dict(facts))
-    return _resume(store, group, str(found["id"]), attempt, components, waive)
+    tries = load_tries(attempt)
+    try:
+        return _resume(store, group, str(found["id"]), attempt, components, waive, tries)
+    except Refused as refusal:
+        tries.refused(refusal.reason)
+        raise
 
 
 def _resume(
-    store: Store, group: Group, run_id: str, attempt: int, components: Sequence[Component], waive: Sequence[str]
+    store: Store,
+    group: Group,
+    run_id: str,
+    attempt: int,
+    components: Sequence[Component],
+    waive: Sequence[str],
+    tries: LoadTries,
 ) -> Started:
     catalog = store.catalog()
-    seen = [[entry.name for entry in catalog.entries], [[r.name, r.reason, r.committed] for r in catalog.rejected]]
-    names, rejected = group.broadcast(seen)  # one view for all ranks: what follows branches on it
+    listed = [[entry.name, tries.num_crashes(entry.name)] for entry in catalog.entries]
+    seen = [listed, [[r.name, r.reason, r.committed] for r in catalog.rejected]]
+    listed, rejected = group.broadcast(seen)  # one view for all ranks: what follows branches on it
     lost = [Passed(name=name, reason=reason) for name, reason, committed in rejected if committed]
     passed = [*lost, *(Passed(name=name, reason=reason) for name, reason, committed in rejected if not committed)]
-    for name in names:
+    for name, num_crashes in listed:
+        if num_crashes >= MAX_CRASHES:
+            lost.append(Passed(name=name, reason=f"the last {num_crashes} attempts crashed while loading it"))
+            passed.insert(0, lost[-1])
+            continue
+        tries.loading(name)
         entry = next((entry for entry in catalog.entries if entry.name == name), None)
         checkpoint, problem = _try_restore(store, entry, components, waive, run_id, group)
         outcomes = group.gather(problem)

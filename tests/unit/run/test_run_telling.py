@@ -150,7 +150,8 @@ def test_last_words_are_found_in_the_last_round_only(tmp_path: Path) -> None:
     ):
         file = tmp_path / "id" / f"attempt_{attempt}" / str(rank) / "error.json"
         last_words.leave(launcher(str(file)), stop)
-    assert last_words.read_all(tmp_path) == [(ExitCode.STOPPED, "saved"), (ExitCode.DO_NOT_RESTART, "newer")]
+    found = [(word.rank, word.code, word.reason) for word in last_words.read_all(tmp_path)]
+    assert found == [(0, ExitCode.STOPPED, "saved"), (1, ExitCode.DO_NOT_RESTART, "newer")]
 
 
 def test_no_launcher_no_last_words(tmp_path: Path) -> None:
