@@ -90,16 +90,20 @@ class LoadPlanner(DefaultLoadPlanner):
 
 
 def _matched(leaf: Leaf, saved: set[str]) -> Iterator[Leaf]:
-    """The leaf, or what is below it where the checkpoint was saved value by value.
+    """The leaf, or what is below it where the checkpoint was saved value by value, as stock planners do.
 
     An empty dict of which the checkpoint says nothing is what a stock planner saved of an empty dict.
     """
-    if leaf.key in saved or leaf.is_tensor or not isinstance(leaf.value, dict):
+    is_dict = isinstance(leaf.value, dict)
+    if leaf.key in saved or not (is_dict or isinstance(leaf.value, list)):
         yield leaf
-    elif leaf.value:
-        for part in leaf.parts():
+    elif (is_dict and leaf.value) or any(key.startswith(f"{leaf.key}.") for key in saved):
+        parts = list(leaf.parts())
+        for part in parts:
             yield from _matched(part, saved)
-    elif any(key.startswith(f"{leaf.key}.") for key in saved):
+        if not parts:
+            yield leaf
+    elif not is_dict:
         yield leaf
 
 

@@ -29,7 +29,7 @@ class Reader(StorageReader):
 
     Each rank reads the slices its plan wants, in whole digest blocks; a byte that is not what was written is an error
     that names the file, whatever the planner. A tensor of another dtype is refused, never cast. `account` says how
-    many bytes were wanted, read and verified. Memory beside the targets: one span of 32 MiB and a few blocks.
+    many bytes were wanted, read and verified. Memory beside the targets: two spans of 16 MiB and four blocks.
 
     A directory of a run's own `checkpoints/` can be read too: its tensors are named `component/key`.
     """

@@ -35,6 +35,8 @@ class Leaf:
         """One level down, for states that were saved value by value."""
         if isinstance(self.value, Mapping):
             yield from (_leaf((*self.path, key), value) for key, value in self.value.items())
+        elif isinstance(self.value, list):
+            yield from (_leaf((*self.path, _Position(number)), value) for number, value in enumerate(self.value))
 
 
 def is_tensor(value: Any) -> bool:
