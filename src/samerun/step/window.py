@@ -86,8 +86,7 @@ class Window:
         self._autocast = contextlib.ExitStack()
         self._recorder = ForwardRecorder(engine.models)
         self._buffers = {name: buffer.detach().clone() for name, buffer in names.buffers(engine.models).items()}
-        zero = torch.zeros((), dtype=torch.float64, device=engine.device)
-        self._tallies = {name: Tally(zero, zero, zero) for name in engine.updaters}
+        self._tallies = {name: Tally(engine.device) for name in engine.updaters}
         self._outcomes: dict[str, Outcome] = {}
         self._is_last = False
         self._num_samples = 0
@@ -146,8 +145,10 @@ class Window:
                 f"window {self.index}: the loss depends on no trained parameter (requires_grad is False); was it "
                 f"computed under torch.no_grad(), or detached?"
             )
-        self._tallies[name].add(loss.detach(), weight)
+        self._tallies[name].add(loss, weight)
         updater.expect(weight, max(1, len(self)))
+        if self._is_last:
+            self._at(f"window:{self.index}.last_backward")  # from here on a rank may wait for its peers
         with self._others_untouched(name):
             torch.autograd.backward(updater.loss_scale.scaled(loss))
         updater.after_backward()
@@ -166,7 +167,7 @@ class Window:
                 f"before backward; use window.backward(loss_sum, weight)"
             )
         loss, weight = self._one_loss(loss_sum, weight, None, name)
-        self._tallies[name].add(loss.detach(), weight)
+        self._tallies[name].add(loss, weight)
         updater.after_backward()
         if self._engine.noise is not None:
             self._engine.noise.after_backward(updater.trained(), weight, last=self._is_last)
@@ -195,11 +196,11 @@ class Window:
         self._decided(Decision(outcomes=self._outcomes, agreed=agreed))
 
     def _share(self, name: str) -> Share:
-        tally = self._tallies[name]
+        weight, loss_sum, num_bad_losses = self._tallies[name].sums()
         return Share(
-            weight=tally.weight,
-            loss_sum=tally.loss_sum,
-            num_bad_losses=tally.num_bad,
+            weight=weight,
+            loss_sum=loss_sum,
+            num_bad_losses=num_bad_losses,
             num_samples=self._num_samples,
             coverage=self._coverage,
             flags=self._flags(),

@@ -30,26 +30,38 @@ class Flags:
     """The time for a periodic save has come by this rank's clock; only one rank's clock is asked."""
 
 
-@dataclass(slots=True)
 class Tally:
-    """One optimizer's sums over this rank's part of the window: float64, 0-dim, on the device."""
+    """One optimizer's losses and weights of this rank's part of a window, summed once at its end, on the device."""
 
-    weight: torch.Tensor
-    loss_sum: torch.Tensor
-    num_bad: torch.Tensor
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._losses: list[torch.Tensor] = []
+        self._weights: list[torch.Tensor | float] = []
 
     def add(self, loss: torch.Tensor, weight: torch.Tensor | float) -> None:
-        """A bad number is counted and left out: one NaN would poison the sum for everybody."""
-        loss = loss.to(self.weight.device, torch.float64)
-        if isinstance(weight, torch.Tensor):
-            weight = weight.detach().to(self.weight.device, torch.float64).reshape(())
-            good = torch.isfinite(loss) & torch.isfinite(weight) & (weight >= 0)
-            self.weight = self.weight + torch.where(good, weight, torch.zeros_like(weight))
-        else:
-            good = torch.isfinite(loss)
-            self.weight = self.weight + weight
-        self.loss_sum = self.loss_sum + torch.where(good, loss, torch.zeros_like(loss))
-        self.num_bad = self.num_bad + (~good).to(torch.float64)
+        self._losses.append(loss.detach().to(self._device, torch.float64))
+        self._weights.append(weight.detach().reshape(()) if isinstance(weight, torch.Tensor) else float(weight))
+
+    def sums(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """(weight, loss, number of bad ones), float64, 0-dim.
+
+        A bad number is counted and left out: one NaN would poison the sum for everybody.
+        """
+        if not self._losses:
+            zeros = torch.zeros(3, dtype=torch.float64, device=self._device)
+            return zeros[0], zeros[1], zeros[2]
+        losses, weights = torch.stack(self._losses), self._stacked_weights()
+        good = torch.isfinite(losses) & torch.isfinite(weights) & (weights >= 0)
+        kept = torch.where(good, torch.stack([weights, losses]), 0.0).sum(dim=1)
+        return kept[0], kept[1], (~good).sum().to(torch.float64)
+
+    def _stacked_weights(self) -> torch.Tensor:
+        on_host = [weight for weight in self._weights if not isinstance(weight, torch.Tensor)]
+        if len(on_host) == len(self._weights):
+            return torch.tensor(on_host, dtype=torch.float64).to(self._device, non_blocking=True)
+        return torch.stack(
+            [torch.as_tensor(w, dtype=torch.float64).to(self._device, torch.float64) for w in self._weights]
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
