@@ -144,3 +144,21 @@ def test_schedulers_by_name_step_with_their_own_optimizer() -> None:
         window.step("d")
         window.step("g")
     assert (schedulers["g"].last_epoch, schedulers["d"].last_epoch) == (2, 1)
+
+
+@pytest.mark.parametrize("order", [("d", "g"), ("g", "d")])
+def test_a_loss_leaves_no_gradients_with_the_other_optimizer(order: tuple[str, str]) -> None:
+    """Both losses in one batch: the generator's runs through the critic, whose update must not notice."""
+    generator, critic, step = made()
+    own_generator, own_critic, _ = made()
+    own_critic(own_generator(NOISE).detach()).square().sum().div(4).backward()
+    expected = [p.detach() - 0.1 * p.grad for p in own_critic.parameters() if p.grad is not None]
+    window = step.window([NOISE])
+    for noise in window:
+        for name in order:
+            fake = generator(noise).detach() if name == "d" else generator(noise)
+            window.backward(critic(fake).square().sum(), 4, of=name)
+    window.step("d")
+    window.step("g")
+    for one, other in zip(expected, critic.parameters(), strict=True):
+        assert torch.allclose(one, other.detach(), rtol=0, atol=1e-6)  # float32
