@@ -16,7 +16,8 @@ import typer
 from samerun.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
-    from samerun.demo.telling import OnProgress, Told
+    from samerun.demo.telling import Told
+    from samerun.drill.inside.playing import OnProgress
 
 _BREAKABLE: Final = ("moments", "steps", "cursor", "rng", "scheduler")
 

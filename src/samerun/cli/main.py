@@ -26,6 +26,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "tag": ("samerun.cli.checkpoints.tag", "A name for a checkpoint, which keeps it."),
     "prune": ("samerun.cli.checkpoints.prune", "Remove checkpoints that nothing keeps."),
     "demo": ("samerun.cli.demo", "A real training, killed five ways, resumed each time, compared with its twin."),
+    "drill": ("samerun.cli.drill", "Your own command, interrupted on purpose, resumed, compared with its twin."),
     "launch": ("samerun.cli.launch", "Run a script on several ranks, with exit codes that mean something."),
     "canary": ("samerun.cli.canary", "Check the hardware: the same arithmetic, again and again."),
     "plan": (

@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
+from samerun.drill.damage import Damage
+from samerun.drill.inside.chapters import LAST, Chapter
 from samerun.errors import ExitCode
 from samerun.run.faults import Deed, Fault
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chapter:
-    """One start and how it is interrupted."""
-
-    title: str
-    faults: tuple[Fault, ...] = ()
-    exit_code: ExitCode = ExitCode.FAILED
-    """What the launcher must answer."""
-    flip_newest: bool = False
-    """Flip one byte in the newest checkpoint before this start."""
-
 
 STORY: Final = (
     Chapter(
         title="SIGKILL of rank 1 inside window 9",
+        exit_code=ExitCode.FAILED,
         faults=(Fault(at="window:9.microbatch:1", rank=1, deed=Deed.KILL),),
     ),
     Chapter(
@@ -33,14 +22,16 @@ STORY: Final = (
     ),
     Chapter(
         title="SIGKILL of rank 0 while a save is being written",
+        exit_code=ExitCode.FAILED,
         faults=(Fault(at="save:writing", rank=0, deed=Deed.KILL, from_window=19),),
     ),
     Chapter(
         title="one flipped byte in the newest checkpoint, and SIGKILL of rank 0 soon after the resume",
         faults=(Fault(at="window:16.step", rank=0, deed=Deed.KILL),),
-        flip_newest=True,
+        exit_code=ExitCode.FAILED,
+        damage=Damage.FLIP_TENSORS,
     ),
-    Chapter(title="no more interruptions", exit_code=ExitCode.DONE),
+    LAST,
 )
 """With a save every 5 updates: resumes from 5, 18 (the stop's own save), falls back from 18 to 15, and again."""
 

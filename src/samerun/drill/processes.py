@@ -1,4 +1,9 @@
-"""One start of a training command in a process group of its own, and its certain end."""
+"""One start of a training command in a session of its own, how it is interrupted, and its certain end.
+
+Ranks of torchrun sit in sessions of their own and outlive their launcher, so the group of the command is not enough:
+everything it starts inherits a token in its environment, and whatever still carries that token at the end is killed.
+Where there is no /proc (not Linux) only the group is.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +12,37 @@ import os
 import signal
 import subprocess
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
-_POLL_SECONDS: Final = 0.1
+from samerun.drill.output import KeptOutput
+
+_POLL_SECONDS: Final = 0.02
 _GRACE_SECONDS: Final = 5.0
+_TOKEN_VARIABLE: Final = "SAMERUN_DRILL_TOKEN"
+"""Marks processes, and changes nothing: nobody reads it but the sweep below."""
+
+
+class Blow(Enum):
+    KILL = "SIGKILL to every process"
+    TERM = "SIGTERM to the process group"
+    TERM_THEN_KILL = "SIGTERM to the process group, SIGKILL at once after it"
+
+
+class Interruption(Protocol):
+    """When and how a start is interrupted from outside."""
+
+    blow: Blow
+
+    def feed(self, data: bytes) -> None:
+        """What the command prints, as it comes; called by another thread."""
+
+    def is_due(self, seconds: float) -> bool:
+        """Polled; `seconds` since the start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +51,12 @@ class Ended:
     """None: it did not end within its time and was killed."""
     seconds: float
     log: Path
+    interrupted: bool = False
+    """Whether the interruption came before its end."""
+    ignored_term: bool = False
+    """It was still there when its grace after SIGTERM was over, and was killed."""
+    num_left: int = 0
+    """Processes that it had left behind; they were killed."""
 
     def tail(self, num_lines: int = 15) -> str:
         """The last lines it printed."""
@@ -35,33 +70,106 @@ def run_once(
     log: Path,
     timeout_seconds: float,
     on_poll: Callable[[], None] = lambda: None,
+    interruption: Interruption | None = None,
+    grace_seconds: float = _GRACE_SECONDS,
 ) -> Ended:
-    """Starts `command`, waits for its end, and leaves no process of its group behind, whatever happens here."""
+    """Starts `command`, interrupts it when that is due, waits for its end, leaves no process behind, whatever happens.
+
+    The command has no terminal and reads nothing. Raises OSError where it cannot be started at all.
+    """
     began = time.monotonic()
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **environ},
-            start_new_session=True,
-        )
-    with _ended_group(process):
-        code: int | None = None
-        while (code := process.poll()) is None and time.monotonic() - began < timeout_seconds:
+    token = uuid.uuid4().hex
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, **environ, _TOKEN_VARIABLE: token},
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    output = KeptOutput(process.stdout, log, interruption.feed if interruption else lambda data: None)
+    left: list[int] = []
+    with _ended_output(output), _ended_group(process, token, left):
+        output.start()
+        deadline = began + timeout_seconds
+        hit, ignored = False, False
+        while (code := process.poll()) is None and time.monotonic() < deadline:
             on_poll()
+            if interruption is not None and not hit and interruption.is_due(time.monotonic() - began):
+                hit = True
+                ignored = _strike(process, token, interruption.blow, grace_seconds)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_POLL_SECONDS)
-    return Ended(exit_code=code, seconds=time.monotonic() - began, log=log)
+    return Ended(
+        exit_code=code,
+        seconds=time.monotonic() - began,
+        log=log,
+        interrupted=hit,
+        ignored_term=ignored,
+        num_left=len(set(left)),
+    )
+
+
+def _strike(process: subprocess.Popen[bytes], token: str, blow: Blow, grace_seconds: float) -> bool:
+    """True when SIGTERM was answered by nothing for the whole grace."""
+    if blow is not Blow.KILL:
+        _signal_group(process, signal.SIGTERM)
+    if blow is Blow.TERM:
+        try:
+            process.wait(grace_seconds)
+        except subprocess.TimeoutExpired:
+            pass
+        else:
+            return False
+    _kill_all(process, token)
+    process.wait(_GRACE_SECONDS)
+    return blow is Blow.TERM
+
+
+def _signal_group(process: subprocess.Popen[bytes], number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, number)
+
+
+def _kill_all(process: subprocess.Popen[bytes], token: str) -> list[int]:
+    """Until nobody carries the token: a process may have started another while it was looked for."""
+    killed = []
+    _signal_group(process, signal.SIGKILL)
+    for _ in range(10):
+        carriers = [pid for pid in _carriers(token) if pid != process.pid]
+        if not carriers:
+            break
+        for pid in carriers:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        killed += carriers
+        time.sleep(_POLL_SECONDS)
+    return killed
+
+
+def _carriers(token: str) -> Iterator[int]:
+    """Living processes with the token in their environment; a zombie's environment is empty."""
+    mark = f"{_TOKEN_VARIABLE}={token}".encode()
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # ended meanwhile, or another user's
+            if mark in (entry / "environ").read_bytes().split(b"\0"):
+                yield int(entry.name)
 
 
 @contextlib.contextmanager
-def _ended_group(process: subprocess.Popen[bytes]) -> Iterator[None]:
+def _ended_group(process: subprocess.Popen[bytes], token: str, left: list[int]) -> Iterator[None]:
     try:
         yield
     finally:
-        # Ranks of a dead launcher are orphans in the same group: they go, too.
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        left += _kill_all(process, token)
         process.wait(_GRACE_SECONDS)
+
+
+@contextlib.contextmanager
+def _ended_output(output: KeptOutput) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        if output.ident is not None:
+            output.join(_GRACE_SECONDS)
