@@ -29,6 +29,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "drill": ("samerun.cli.drill", "Your own command, interrupted on purpose, resumed, compared with its twin."),
     "launch": ("samerun.cli.launch", "Run a script on several ranks, with exit codes that mean something."),
     "canary": ("samerun.cli.canary", "Check the hardware: the same arithmetic, again and again."),
+    "doctor": ("samerun.cli.doctor", "What this machine offers, and what a storage path really guarantees."),
     "plan": (
         "samerun.cli.plan",
         "Arithmetic before launch: memory, interval, goodput, batch, preempt, cost, …",

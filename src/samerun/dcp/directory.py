@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Final
 from samerun.checkpoint.catalog import check_sizes, parse_manifest, read_entry
 from samerun.checkpoint.load.opened import Checkpoint
 from samerun.core.canonical import canonical_bytes
-from samerun.errors import AlreadyExistsError, NotFoundError, StorageError, UnfinishedError, UsageError
+from samerun.errors import AlreadyExistsError, NotFoundError, StorageError, UnfinishedError
 from samerun.format import names, schema
-from samerun.format.sealed import decode_document, seal, to_document, unseal
-from samerun.storage.local import Local
+from samerun.format.sealed import decode_document, seal, to_document
 from samerun.storage.nested import Nested
+from samerun.storage.opening import open_storage
 
 if TYPE_CHECKING:
     from samerun.format.schema import Manifest
@@ -32,16 +32,12 @@ if TYPE_CHECKING:
 CLAIM: Final = "writing.json"
 CLAIM_SCHEMA: Final = "ckpt.claim.v1"
 
-Place = "str | os.PathLike[str] | Storage"
-
 
 def storage_at(path: str | os.PathLike[str] | Storage) -> Storage:
     """The storage whose root is the checkpoint."""
     if not isinstance(path, (str, os.PathLike)):
         return path
-    if "://" in str(path):
-        raise UsageError(f"{path}: only local paths are supported here; open the URL as a Storage and pass that")
-    return Local(Path(path))
+    return open_storage(path if isinstance(path, str) else Path(path))
 
 
 def view(storage: Storage, name: str) -> Storage:
@@ -120,15 +116,6 @@ def open_checkpoint(storage: Storage) -> Checkpoint:
     name = parse_manifest(data, where=where).name
     whole = view(storage, name)
     return Checkpoint(whole, read_entry(whole, name), rank=0, size=0)
-
-
-def is_checkpoint(storage: Storage) -> bool:
-    """Whether a manifest of ours lies at the root, whatever the state of the rest."""
-    try:
-        unseal(storage.get(names.MANIFEST, max_bytes=schema.MAX_DOCUMENT_BYTES).data, schema="ckpt.v1", where="")
-    except NotFoundError:
-        return False
-    return True
 
 
 def _taken(storage: Storage, reason: str) -> AlreadyExistsError:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from samerun.core.clock import Clock, SystemClock
 from samerun.health.rollback.decisions import DecisionRecord, write_decision
-from samerun.storage.local import Local
+from samerun.storage.opening import open_storage
 
 
 def quarantine(path: str | Path, start: int, stop: int, *, reason: str, clock: Clock | None = None) -> DecisionRecord:
@@ -17,7 +17,7 @@ def quarantine(path: str | Path, start: int, stop: int, *, reason: str, clock: C
     UsageError for a range that is none.
     """
     return write_decision(
-        Local(path),
+        open_storage(path),
         DecisionRecord(
             action="quarantine",
             reason=reason,

@@ -121,12 +121,13 @@ class Cloud:
         )
 
     def sync(self, prefix: str) -> None:
-        checked_key(prefix)
+        if prefix:
+            checked_key(prefix)
 
     def put_if_absent(self, key: str, data: bytes) -> None:
         self._create(checked_key(key), bytes(data))
 
-    def put_if_unchanged(self, key: str, data: bytes, version: str | None) -> None:
+    def put_if_unchanged(self, key: str, data: bytes, version: str | None, *, durable: bool = True) -> None:
         if version is None:
             self._create(checked_key(key), bytes(data))
             return
