@@ -3,15 +3,15 @@
     handed out ──────── own work, waits for data ────────► last backward ──── peers, step ────► decided
 
 Up to the last backward of a window nothing waits for peers under DDP (gradient sync is off until then), so that span
-less the waits for data is a rank's own work. What follows holds the last microbatch's own backward too: a rank that is slow
-there alone cannot be told from its peers. Sharded models wait in every forward: own work is then not known (0).
+less the waits for data is a rank's own work. What follows holds the last microbatch's own backward too: a rank that is
+slow there alone cannot be told from its peers. Sharded models wait in every forward: own work is then not known (0).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from samerun.core.clock import Clock, SystemClock
 
@@ -28,10 +28,22 @@ class Times:
     data: float
 
 
-class Meter:
-    """`begin`, then `at(point)` and `waited` as the window goes on, then `end`. A device may bring its own span."""
+class Span(Protocol):
+    """A device's own clock for the same two spans, where the host only launches work."""
 
-    def __init__(self, *, is_separable: bool = True, clock: Clock | None = None) -> None:
+    def begin(self) -> None: ...
+
+    def mark(self) -> None: ...
+
+    def seconds(self) -> tuple[float, float] | None:
+        """(begin to mark, mark to now), or None where there was no mark."""
+
+
+class Meter:
+    """`begin`, then `at(point)` and `waited` as the window goes on, then `end`."""
+
+    def __init__(self, *, is_separable: bool = True, span: Span | None = None, clock: Clock | None = None) -> None:
+        self._span = span
         self._is_separable = is_separable
         self._clock = clock or SystemClock()
         self._begun = 0.0
@@ -42,10 +54,15 @@ class Meter:
         self._begun = self._clock.monotonic_seconds()
         self._last = None
         self._data = 0.0
+        if self._span is not None:
+            self._span.begin()
 
     def at(self, point: str) -> None:
-        if point.endswith(LAST_BACKWARD):
+        """The first of the window's last backwards counts: with several optimizers each has one."""
+        if point.endswith(LAST_BACKWARD) and self._last is None:
             self._last = self._clock.monotonic_seconds()
+            if self._span is not None:
+                self._span.mark()
 
     def waited(self, iterate: Iterator[Any], enter: Callable[[str], None]) -> Iterator[Any]:
         """Yields from `iterate`, counting what each next item takes; `enter` is told when waiting begins and ends."""
@@ -66,8 +83,10 @@ class Meter:
         window = now - self._begun
         if not self._is_separable or self._last is None:
             return Times(window=window, compute=0.0, wait=max(0.0, window - self._data), data=self._data)
-        wait = now - self._last
-        return Times(window=window, compute=max(0.0, window - wait - self._data), wait=wait, data=self._data)
+        wait, own = now - self._last, self._last - self._begun
+        if self._span is not None and (spans := self._span.seconds()) is not None:
+            own, wait = spans
+        return Times(window=window, compute=max(0.0, own - self._data), wait=wait, data=self._data)
 
 
 class TimedData:

@@ -19,7 +19,7 @@ from samerun.core.events import Journal
 from samerun.errors import UsageError
 from samerun.health.guard import Guard
 from samerun.health.hang import HangWatch, Overdue, PhaseWatch
-from samerun.health.meter import LAST_BACKWARD, Meter, TimedData
+from samerun.health.meter import LAST_BACKWARD, Meter, Span, TimedData
 from samerun.health.records.event import WindowRecord, header_line
 from samerun.health.records.flight import FlightRecorder
 from samerun.health.records.writer import RecordWriter
@@ -76,8 +76,8 @@ class Decided:
 class Surroundings:
     """What a monitor works with on this rank."""
 
-    folder: Path
-    """Of this attempt's health files."""
+    folder: Path | None
+    """Of this attempt's health files; None: nothing is written but to the run's journal."""
     attempt: int
     group: Group
     journal: Journal
@@ -86,6 +86,8 @@ class Surroundings:
     """One line for the person who watches."""
     is_separable: bool
     """Whether own work and waiting for peers can be told apart."""
+    span: Span | None
+    """A device's own clock."""
     memory_bytes: Callable[[], int]
     keeper: InputKeeper | None
     """Where bad windows can be replayed."""
@@ -105,11 +107,12 @@ class Monitor:
         self._spikes = spikes
         rank = around.group.rank
         self._guard = Guard(lambda text: around.tell(f"rank {rank}: {text}"))
-        self._meter = Meter(is_separable=around.is_separable, clock=around.clock)
+        self._meter = Meter(is_separable=around.is_separable, span=around.span, clock=around.clock)
         self._flight = FlightRecorder(clock=around.clock)
         head = header_line(rank=rank, attempt=around.attempt, facts=around.facts)
-        self._writer = RecordWriter(around.folder / f"rank-{rank:05d}.windows.jsonl", head=head)
-        self._findings = Journal(around.folder / f"rank-{rank:05d}.findings.jsonl", clock=around.clock)
+        windows, findings = self._file("windows.jsonl"), self._file("findings.jsonl")
+        self._writer = None if windows is None else RecordWriter(windows, head=head)
+        self._findings = Journal(findings, clock=around.clock)
         self._stragglers = StragglerWatch(around.group.size)
         self._phases = PhaseWatch(clock=around.clock)
         self._hangs = HangWatch(self._phases, self._overdue)
@@ -180,8 +183,9 @@ class Monitor:
 
     def dump(self, reason: str) -> None:
         """The flight recorder to disk: on a crash, a hang, a notice."""
-        rank = self._around.group.rank
-        path = self._around.folder / f"rank-{rank:05d}.flight.json"
+        rank, path = self._around.group.rank, self._file("flight.json")
+        if path is None:
+            return
         problem = self._flight.dump(path, reason=reason, facts={"rank": rank, "attempt": self._around.attempt})
         if problem is not None:
             self._around.tell(f"rank {rank}: the flight recorder could not be written: {problem}")
@@ -189,12 +193,19 @@ class Monitor:
     def close(self) -> None:
         self._phases.leave()
         self._hangs.close()
-        self._writer.close()
+        if self._writer is not None:
+            self._writer.close()
         self._findings.close()
         if self._around.keeper is not None:
             self._around.keeper.end()
 
+    def _file(self, name: str) -> Path | None:
+        folder = self._around.folder
+        return None if folder is None else folder / f"rank-{self._around.group.rank:05d}.{name}"
+
     def _write(self, record: WindowRecord) -> None:
+        if self._writer is None:
+            return
         self._writer.write(record.to_line())
         if self._writer.problem is not None and not self._disk_told:
             self._disk_told = True

@@ -18,6 +18,8 @@ from samerun.core.events import Journal
 from samerun.core.progress import Progress
 from samerun.data.source import DataWindow
 from samerun.errors import Stop, UsageError, WindowError
+from samerun.health.attach import decided_of
+from samerun.health.monitor import Monitor
 from samerun.preempt.budget import Leave
 from samerun.preempt.flag import StopFlag
 from samerun.ranks.group import Group
@@ -68,11 +70,14 @@ class Parts:
 
 
 class Attempt:
-    def __init__(self, parts: Parts, started: Started, *, journal: Journal, trace: Trace) -> None:
+    def __init__(
+        self, parts: Parts, started: Started, *, journal: Journal, trace: Trace, health: Monitor | None = None
+    ) -> None:
         self._parts = parts
         self.started = started
         self.journal = journal
         self.trace = trace
+        self._health = health
         self._saved = parts.live.progress if started.checkpoint is not None else None
         self._saved_name = started.checkpoint
         self._saved_at = parts.clock.monotonic_seconds()
@@ -108,6 +113,8 @@ class Attempt:
         reached = goal is None or goal.is_reached(self.progress)
         if self._is_stop_agreed() and not reached:
             self._stop()
+        if self._health is not None:
+            self._health.edge(int(self.progress.windows))
         if self._is_save_due() or (reached and self._saved != self.progress) or self._tags:
             self.save()
         self._say_budget()
@@ -117,11 +124,11 @@ class Attempt:
     def window(self, data: DataWindow) -> Window:
         return Window(
             self._parts.engine,
-            data,
+            data if self._health is None else self._health.begin(data),
             index=int(self.progress.windows),
             flags=self._flags,
             decided=lambda decision: self._decided(data, decision),
-            at=self._parts.faults.at,
+            at=self._at,
         )
 
     def evaluated(self, name: str, value: float, *, better: str | None) -> None:
@@ -149,12 +156,25 @@ class Attempt:
         return self._parts.group.rank == 0
 
     def close(self) -> None:
+        if self._health is not None:
+            self._health.close()
         self.journal.close()
         self.trace.close()
+
+    def enter(self, phase: str) -> None:
+        """What the loop does from now on, for whoever watches how long it takes."""
+        if self._health is not None:
+            self._health.enter(phase, f"after window {int(self.progress.windows) - 1}")
+
+    def failed(self, error: BaseException) -> None:
+        """The loop ended by an exception, a stop included: what was seen last is kept."""
+        if self._health is not None:
+            self._health.dump(f"{type(error).__name__}: {error}")
 
     def save(self) -> None:
         """Saves the state of this very moment and returns once it is durable. Collective."""
         parts = self._parts
+        self.enter("save")
         facts = {**parts.facts, "run_id": self.started.run_id, "parent": self._saved_name}
         state = {component.name: component.capture() for component in parts.components}
         began = parts.clock.monotonic_seconds()
@@ -193,6 +213,14 @@ class Attempt:
         self._agreed = agreed
         if self._window_began is not None:
             self.stopping.windows.add(parts.clock.monotonic_seconds() - self._window_began)
+
+        if self._health is not None:
+            self._health.decided(decided_of(data, decision))
+
+    def _at(self, point: str) -> None:
+        if self._health is not None:
+            self._health.at(point)
+        self._parts.faults.at(point)
 
     def _flags(self) -> Flags:
         return Flags(

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from samerun.core.component import COMPONENTS
 from samerun.data.source import DataSource
 from samerun.errors import UsageError
+from samerun.health.monitor import Mode
 from samerun.preempt.budget import Preemption
 from samerun.run.goal import SaveInterval
 from samerun.state.extra import Stateful
@@ -35,6 +36,7 @@ class RunConfig:
     keep_last: int
     waive: tuple[str, ...]
     preemption: Preemption
+    health: Mode
 
     def __post_init__(self) -> None:
         for name in self.extra:

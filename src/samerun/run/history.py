@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from samerun.errors import UsageError
+from samerun.health.spike.detector import SpikeDetector
 from samerun.step.noise import NoiseProbe
 from samerun.step.outcome import Decision
 from samerun.step.parallel.agree import Agreed
@@ -24,6 +25,8 @@ class Losses:
     evaluations: dict[str, dict[str, float]] = field(default_factory=dict)
     skips: SkipRate = field(default_factory=SkipRate)
     noise: NoiseProbe | None = None
+    spikes: SpikeDetector | None = None
+    """Fed by the attempt's monitor; kept here, so that a resumed run alarms as its twin would."""
 
     def after(self, decision: Decision) -> str | None:
         """Returns the alert when this window took the skip rate above its limit."""
@@ -51,6 +54,7 @@ class Losses:
             "evaluations": {name: dict(record) for name, record in self.evaluations.items()},
             "skips": self.skips.state_dict(),
             "noise": self.noise.state_dict() if self.noise is not None else None,
+            "spikes": self.spikes.state_dict() if self.spikes is not None else None,
         }
 
     def write(self, saved: Mapping[str, Any]) -> None:
@@ -59,6 +63,8 @@ class Losses:
         self.skips.load_state_dict(saved["skips"])
         if self.noise is not None and saved["noise"] is not None:
             self.noise.load_state_dict(saved["noise"])
+        if self.spikes is not None and saved.get("spikes") is not None:
+            self.spikes.load_state_dict(saved["spikes"])
 
 
 @dataclass(slots=True)

@@ -12,15 +12,20 @@ from samerun.core.clock import SystemClock
 from samerun.core.component import COMPONENTS, Component
 from samerun.core.events import Journal
 from samerun.data.source import Replica
+from samerun.health.attach import monitor_of, pass_over_quarantined
+from samerun.health.monitor import Mode, Monitor
+from samerun.health.spike.detector import SpikeDetector
 from samerun.preempt.flag import StopFlag
 from samerun.ranks.group import Group, Solo
 from samerun.ranks.topology import Topology, topology_of
 from samerun.ranks.torch_group import TorchGroup
+from samerun.run import last_words
 from samerun.run.announce import describe, say
 from samerun.run.attempt import Attempt, Live, Parts
 from samerun.run.config import RunConfig
 from samerun.run.faults import FaultPlan, FaultPoints, PlannedFiles
 from samerun.run.identity import model_identity, optimizer_identity, scheduler_identity, user_identity
+from samerun.run.loads import LoadTries, earlier_journals
 from samerun.run.start import Started, StartKind, start
 from samerun.run.surroundings import surroundings, why_not_bitwise
 from samerun.run.trace import Trace
@@ -56,6 +61,7 @@ def open_attempt(config: RunConfig, stop: StopFlag) -> Attempt:
         before_update=lr_setters(config.schedulers, config.optimizers, lambda: live.progress),
     )
     live.losses.noise = engine.noise
+    live.losses.spikes = None if config.health is Mode.OFF else SpikeDetector()
     identity = _identity(config)
     with preserved_rng():
         settle_bucket_order(config.models)
@@ -66,6 +72,9 @@ def open_attempt(config: RunConfig, stop: StopFlag) -> Attempt:
     store = Store(place, group=group, keep_last=config.keep_last, at=faults.at)
     faults.at("load")
     waive = (*config.waive, *plan.leave_out)
+    if group.rank == 0:
+        last_words.introduce(launcher, config.path)
+    journals = _Journals(config, group)
     started = start(
         store,
         group,
@@ -74,6 +83,7 @@ def open_attempt(config: RunConfig, stop: StopFlag) -> Attempt:
         waive=waive,
         facts=facts,
         changeable=[f"data.{name}" for name in getattr(config.source, "changeable", ())],
+        load_tries=journals.load_tries,
     )
     live.progress = started.progress
     parts = Parts(
@@ -90,11 +100,41 @@ def open_attempt(config: RunConfig, stop: StopFlag) -> Attempt:
         stop=stop,
         faults=faults,
     )
-    attempt = Attempt(parts, started, journal=_journal(config, started, group), trace=_trace(plan, started, group))
+    journal = journals.of(started.attempt)
+    health = _health(parts, place, started, journal)
+    attempt = Attempt(parts, started, journal=journal, trace=_trace(plan, started, group), health=health)
     if started.kind is not StartKind.FRESH:
         attempt.trace.restored(live.progress, components, started.saved_digests)
+    _pass_over(attempt, config.source, place, group)
     _announce(attempt, config, topology, facts, lead=group.rank == 0)
     return attempt
+
+
+def _health(parts: Parts, place: Storage, started: Started, journal: Journal) -> Monitor | None:
+    spikes = parts.live.losses.spikes
+    if spikes is None:
+        return None
+    return monitor_of(
+        parts.config.health,
+        engine=parts.engine,
+        store=parts.store,
+        place=place,
+        attempt=started.attempt,
+        group=parts.group,
+        spikes=spikes,
+        optimizers=parts.config.optimizers,
+        journal=journal,
+        tell=say,
+    )
+
+
+def _pass_over(attempt: Attempt, source: Any, place: Storage, group: Group) -> None:
+    """What was quarantined by a recorded decision is never read again, whichever checkpoint a start begins from."""
+    added = pass_over_quarantined(source, place, group)
+    if added:
+        attempt.journal.write("quarantine", ranges=[list(pair) for pair in added], sync=True)
+        if attempt.leads:
+            say(f"  quarantined samples are passed over: {', '.join(f'[{a}, {b})' for a, b in added)}")
 
 
 def _components(config: RunConfig, engine: Engine, live: Live) -> list[Component]:
@@ -136,12 +176,30 @@ def _topology_facts(topology: Topology) -> dict[str, Any]:
     }
 
 
-def _journal(config: RunConfig, started: Started, group: Group) -> Journal:
-    if group.rank != 0:
-        return Journal(None)
-    if is_url(config.path):
-        return StoredJournal(open_storage(config.path), started.attempt)
-    return Journal(Path(config.path) / "journal" / f"{started.attempt:06d}.jsonl")
+class _Journals:
+    """This attempt's journal, once its number is known: rank 0 writes, the others hold one that goes nowhere."""
+
+    def __init__(self, config: RunConfig, group: Group) -> None:
+        self._path = config.path
+        self._writes = group.rank == 0
+        self._journal: Journal | None = None
+
+    def of(self, attempt: int) -> Journal:
+        if self._journal is None:
+            self._journal = self._open(attempt)
+        return self._journal
+
+    def load_tries(self, attempt: int) -> LoadTries:
+        if not self._writes or is_url(self._path):
+            return LoadTries(self.of(attempt))
+        return LoadTries(self.of(attempt), earlier_journals(Path(self._path) / "journal", attempt=attempt))
+
+    def _open(self, attempt: int) -> Journal:
+        if not self._writes:
+            return Journal(None)
+        if is_url(self._path):
+            return StoredJournal(open_storage(self._path), attempt)
+        return Journal(Path(self._path) / "journal" / f"{attempt:06d}.jsonl")
 
 
 def _place(path: str, plan: FaultPlan, faults: FaultPoints) -> Storage:

@@ -24,6 +24,7 @@ from samerun.core import environ
 from samerun.core.progress import Progress
 from samerun.data.source import as_source
 from samerun.errors import Stop, UsageError, WindowError
+from samerun.health.monitor import Mode
 from samerun.preempt.budget import Preemption
 from samerun.preempt.flag import SignalWatch, StopFlag
 from samerun.preempt.sources import SourceWatch
@@ -78,6 +79,7 @@ class Run:
         keep_last: int = 5,
         waive: Sequence[str] = (),
         preemption: Preemption | None = None,
+        health: str | Mode = Mode.OBSERVE,
     ) -> None:
         optimizers = as_mapping(optimizer)
         self._config = RunConfig(
@@ -100,6 +102,7 @@ class Run:
             keep_last=keep_last,
             waive=tuple(waive),
             preemption=preemption or Preemption(),
+            health=Mode.parse(health),
         )
         self._stop = StopFlag()
         self._watching = contextlib.ExitStack()
@@ -120,7 +123,7 @@ class Run:
         try:
             self._attempt = open_attempt(self._config, self._stop)
         except BaseException as error:
-            self._let_go(error)
+            self._let_go(error, window=None)
             raise
         return self
 
@@ -128,15 +131,17 @@ class Run:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         attempt = self._opened()
+        window = int(attempt.progress.windows)
         try:
             if error is None and self._at_edge:
                 attempt.edge(None)
             elif error is not None:
+                attempt.failed(error)
                 attempt.journal.write("left", error=repr(error), progress=attempt.progress.to_json())
         finally:
             attempt.close()
             self._attempt = None
-            self._let_go(error)
+            self._let_go(error, window=window)
 
     def windows(self, until: int | str) -> Iterator[Window]:
         """The windows of the run up to `until`: 2000 (updates), "1e9 tokens", "3 epochs". Each turn is an edge.
@@ -167,6 +172,7 @@ class Run:
         and tagged `best`. A ReduceLROnPlateau scheduler is stepped with the value. Collective.
         """
         attempt = self._opened()
+        attempt.enter("evaluate")
         with preserved_rng(), torch.no_grad(), _in_eval_mode(self._config.models.values()):
             mine = float(measure())
         value = attempt.mean_over_ranks(mine)
@@ -174,6 +180,7 @@ class Run:
             if isinstance(scheduler, ReduceLROnPlateau):
                 scheduler.step(value)
         attempt.evaluated(name, value, better=better)
+        attempt.enter("loop body")
         return value
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
@@ -198,11 +205,13 @@ class Run:
         sources.start()
         self._watching.callback(sources.stop)
 
-    def _let_go(self, error: BaseException | None) -> None:
+    def _let_go(self, error: BaseException | None, *, window: int | None) -> None:
         self._config.source.close()
         self._watching.close()
         if isinstance(error, Stop):
             last_words.leave(environ.launcher(), error)
+        elif isinstance(error, Exception):
+            last_words.confess(environ.launcher(), error, window=window)
 
     def _opened(self) -> Attempt:
         if self._attempt is None:

@@ -3,6 +3,8 @@
     each window   z of the loss and of ln(gradient norm) against the last 128 accepted windows
     z > k         alarm; the window and all that follow while it lasts stay out of the baseline
     onset         walked back from the alarm over at most 200 windows, ending at 5 ordinary ones in a row
+    alone         a single window out and none after it is noise: it teaches the threshold, which would grow ever
+                  stricter on a heavy tail if it never heard of what it rejects
     within 100    the median of 5 losses is back at m + 3s of the onset → recovered
     otherwise     shifted (a new level), diverging (still rising) or unrecovered; then a new baseline begins
 
@@ -146,6 +148,8 @@ class SpikeDetector:
             "alarm": window,
             "told": [one.series.name for one in out],
             "losses": [],
+            "num_out": 1,
+            "z": {one.series.name: one.z for one in out},
             "limit": None if before is None else before.center + _RECOVERED_SPREADS * before.spread,
         }
         return [self._finding(Kind.SPIKE, window, one, onset=onset) for one in out]
@@ -156,6 +160,7 @@ class SpikeDetector:
         first_of_series = [one for one in out if one.series.name not in episode["told"]]
         episode["told"] += [one.series.name for one in first_of_series]
         found = [self._finding(Kind.SPIKE, window, one, onset=episode["onset"]) for one in first_of_series]
+        episode["num_out"] += bool(out)
         if math.isfinite(loss):
             episode["losses"].append(loss)
         kind = self._outcome(episode, window, is_out=bool(out))
@@ -167,6 +172,9 @@ class SpikeDetector:
         self._episode = None
         if kind is not Kind.RECOVERED:
             self.new_epoch()
+        elif episode["num_out"] == 1:
+            for name, z in episode["z"].items():
+                (self.loss if name == self.loss.name else self.grad_norm).threshold.accept(z)
         return found
 
     def _outcome(self, episode: dict[str, Any], window: int, *, is_out: bool) -> Kind | None:

@@ -3,7 +3,8 @@
 The tail above the 95 % quantile u of the z values is taken for exponential with mean excess b, which gives
 k = u + b·ln(0.05 / α) for α false alarms a window (peaks over threshold, Pickands 1975). A tail heavier than that shows
 as a positive shape ξ of the generalised Pareto fit by probability-weighted moments (Hosking and Wallis 1987); then
-k = u + σ/ξ·((0.05/α)^ξ − 1), whichever is larger. k stays within [5, 20]; below MIN_SAMPLES windows it is 20.
+k = u + σ/ξ·((0.05/α)^ξ − 1), whichever is larger. k stays within [5, 20]; below MIN_SAMPLES windows it is 20. With many
+windows the tail begins further out, at the highest 250 of them (at least 0.1 %), where the fit has less to guess.
 
 The z values are kept as a histogram (bins of 1/8), so the state is a few hundred bytes and grows no further.
 """
@@ -20,6 +21,8 @@ MIN_SAMPLES: Final = 512
 K_MIN: Final = 5.0
 K_MAX: Final = 20.0
 _TAIL: Final = 0.05
+_TAIL_SAMPLES: Final = 250
+_MIN_TAIL: Final = 1e-3
 _BIN: Final = 0.125
 _NUM_BINS: Final = round(K_MAX / _BIN) + 1
 _MAX_SHAPE: Final = 0.5
@@ -27,7 +30,7 @@ _MAX_SHAPE: Final = 0.5
 
 
 class Threshold:
-    """k for one series. Grows wiser with every accepted window; what was rejected never enters."""
+    """k for one series. Grows wiser with every ordinary window, and with lone ones above it that were back at once."""
 
     def __init__(self, *, alpha: float = ALPHA) -> None:
         self.alpha = alpha
@@ -70,7 +73,8 @@ class Threshold:
 def fitted(counts: list[int], num: int, alpha: float) -> float:
     """k from a histogram: bin i holds z in ((i − 1)/8, i/8], the last one everything above."""
     above, first = 0, _NUM_BINS
-    while first > 1 and above < _TAIL * num:
+    enough = min(_TAIL, max(_MIN_TAIL, _TAIL_SAMPLES / num)) * num
+    while first > 1 and above < enough:
         first -= 1
         above += counts[first]
     u = (first - 1) * _BIN

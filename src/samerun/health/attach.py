@@ -1,0 +1,180 @@
+"""Between a run and its monitor: the run's parts in the terms of health. The one place that knows both."""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from samerun.checkpoint import Store
+from samerun.core.events import Journal
+from samerun.data.source import DataWindow
+from samerun.errors import Refused, SamerunError
+from samerun.health.advice import Adviser
+from samerun.health.corruption.checksum import Checksum, checksums
+from samerun.health.monitor import Decided, Mode, Monitor, Surroundings
+from samerun.health.nonfinite import InputKeeper
+from samerun.health.rollback.decisions import apply_quarantine, quarantined, read_decisions
+from samerun.health.rollback.good import Candidate
+from samerun.health.spike.detector import SpikeDetector
+from samerun.ranks.group import Group
+from samerun.ranks.topology import Wrapping
+from samerun.step.engine import Engine
+from samerun.step.outcome import Decision, Reason
+from samerun.storage.api import Storage
+from samerun.storage.opening import is_url
+
+_RSS_UNIT_BYTES = 1024 if platform.system() == "Linux" else 1
+
+
+def monitor_of(
+    mode: Mode,
+    *,
+    engine: Engine,
+    store: Store,
+    place: Storage,
+    attempt: int,
+    group: Group,
+    spikes: SpikeDetector,
+    optimizers: Mapping[str, torch.optim.Optimizer],
+    journal: Journal,
+    tell: Callable[[str], None],
+) -> Monitor:
+    """For an attempt that has just started. A run on an object store keeps its records in memory only."""
+    wrapping = engine.topology.wrapping
+    whole = wrapping in (Wrapping.SOLO, Wrapping.DDP)
+    is_cuda = engine.device.type == "cuda"
+    around = Surroundings(
+        folder=None if is_url(store.path) else Path(store.path) / "health" / f"{attempt:06d}",
+        attempt=attempt,
+        group=group,
+        journal=journal,
+        tell=tell,
+        is_separable=whole,
+        span=DeviceSpan() if is_cuda else None,
+        memory_bytes=_device_bytes if is_cuda else _host_bytes,
+        keeper=InputKeeper(engine.models) if whole else None,
+        autocast=lambda: engine.options.precision.autocast(engine.device),
+        checksums=(lambda: replicated_checksums(engine.models, optimizers)) if wrapping is Wrapping.DDP else None,
+        advise=_adviser(mode, store, place, attempt, tell) if group.rank == 0 else None,
+        facts={"host": platform.node(), "pid": os.getpid(), "device": str(engine.device)},
+    )
+    return Monitor(around, spikes)
+
+
+def decided_of(data: DataWindow, decision: Decision) -> Decided:
+    """With several optimizers: the last one's, as for the window's loss."""
+    last = list(decision.outcomes.values())[-1]
+    return Decided(
+        window=data.index,
+        start=data.start,
+        end=data.end,
+        coverage=decision.agreed.coverage,
+        samples=decision.agreed.num_samples,
+        weight=decision.weight,
+        loss=decision.loss,
+        grad_norm=last.grad_norm,
+        lr=last.lr,
+        scale=last.scale,
+        outcome="updated" if decision.updated else last.reason.value,
+        is_loss_bad=any(outcome.reason is Reason.NON_FINITE_LOSS for outcome in decision.outcomes.values()),
+    )
+
+
+def pass_over_quarantined(source: Any, place: Storage, group: Group) -> list[tuple[int, int]]:
+    """Applies the run's quarantined ranges to `source`, the same on every rank; returns what was added. Collective.
+
+    Raises Refused when the decisions cannot be read or the source cannot skip: going on would train on what was ruled
+    out.
+    """
+    answer: dict[str, Any] = {}
+    if group.rank == 0:
+        try:
+            answer = {"ranges": [list(pair) for pair in quarantined(read_decisions(place))]}
+        except SamerunError as error:
+            answer = {"error": str(error)}
+    answer = group.broadcast(answer)
+    if "error" in answer:
+        raise Refused(f"the run's recorded decisions cannot be read: {answer['error']}")
+    try:
+        return apply_quarantine(source, [(start, stop) for start, stop in answer["ranges"]])
+    except SamerunError as error:
+        raise Refused(f"a quarantined range cannot be passed over: {error}") from error
+
+
+def replicated_checksums(
+    models: Mapping[str, torch.nn.Module], optimizers: Mapping[str, torch.optim.Optimizer]
+) -> dict[str, Checksum]:
+    """Of parameters and optimizer memory, which every DDP replica holds alike; buffers are each rank's own."""
+    tensors: dict[str, torch.Tensor] = {}
+    for model_name, model in models.items():
+        tensors |= {f"{model_name}.{name}": parameter for name, parameter in model.named_parameters()}
+    for name, optimizer in optimizers.items():
+        trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        for position, parameter in enumerate(trained):
+            memory: Mapping[str, Any] = optimizer.state.get(parameter, {})
+            tensors |= {
+                f"{name}.{position}.{key}": value for key, value in memory.items() if isinstance(value, torch.Tensor)
+            }
+    return checksums(tensors)
+
+
+class DeviceSpan:
+    """The same two spans on the device's own clock: a host that only launches kernels sees nothing of them."""
+
+    def __init__(self) -> None:
+        self._events = [torch.cuda.Event(enable_timing=True) for _ in range(3)]  # type: ignore[no-untyped-call]
+        self._marked = False
+
+    def begin(self) -> None:
+        self._events[0].record()
+        self._marked = False
+
+    def mark(self) -> None:
+        self._events[1].record()
+        self._marked = True
+
+    def seconds(self) -> tuple[float, float] | None:
+        """(until the mark, from there on); None where nothing was marked. Waits for the device, which has decided."""
+        if not self._marked:
+            return None
+        self._events[2].record()
+        self._events[2].synchronize()
+        first, marked, last = self._events
+        return first.elapsed_time(marked) / 1e3, marked.elapsed_time(last) / 1e3
+
+
+def _adviser(mode: Mode, store: Store, place: Storage, attempt: int, tell: Callable[[str], None]) -> Adviser | None:
+    if mode is not Mode.ADVISE:
+        return None
+
+    def candidates() -> list[Candidate]:
+        return [
+            Candidate(
+                name=entry.name,
+                windows=int(entry.progress.windows),
+                position=int(entry.progress.samples),
+                is_verified=True,
+                digest=entry.manifest_sha256,
+            )
+            for entry in store.catalog().entries
+        ]
+
+    def samples_per_window() -> int:
+        entries = [entry for entry in store.catalog().entries if entry.progress.windows]
+        return int(entries[0].progress.samples) // int(entries[0].progress.windows) if entries else 1
+
+    return Adviser(place, attempt=attempt, candidates=candidates, samples_per_window=samples_per_window, tell=tell)
+
+
+def _host_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS_UNIT_BYTES
+
+
+def _device_bytes() -> int:
+    return torch.cuda.max_memory_allocated()

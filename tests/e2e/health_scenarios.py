@@ -1,0 +1,109 @@
+"""Trainings with something wrong in them: a slow rank, a jump of the loss, a flipped bit, a division by zero."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import Dataset
+
+import samerun
+from samerun.health import monitor, report
+from samerun.state.rng import seed_all
+
+WIDTH = 7
+
+
+class Divides(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.by = 1.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x / self.by
+
+
+class Inputs(Dataset[torch.Tensor]):
+    def __init__(self, num_samples: int) -> None:
+        self.values = torch.randn(num_samples, WIDTH, generator=torch.Generator().manual_seed(3))
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self.values[index]
+
+
+def train(
+    path: str,
+    *,
+    until: int,
+    slow_rank: int | None = None,
+    slow_seconds: float = 0.004,
+    slow_in_data: bool = False,
+    zero_at: int | None = None,
+    zero_rank: int = 0,
+    flip_rank: int | None = None,
+    flip_at: int = 3,
+    spike_from: int | None = None,
+    health: str = "observe",
+    report_windows: int = 20,
+    checksum_windows: int = 5,
+    save_every: str = "1000 updates",
+    broken: str | None = None,
+) -> dict[str, Any]:
+    """One start at `path`; every window has two microbatches a rank."""
+    monitor.REPORT_WINDOWS = report.REPORT_WINDOWS = report_windows  # type: ignore[misc]
+    monitor.CHECKSUM_WINDOWS = checksum_windows  # type: ignore[misc]
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    world_size = dist.get_world_size() if dist.is_initialized() else 1
+    seed_all(5)
+    divides = Divides()
+    model: nn.Module = nn.Sequential(nn.Linear(WIDTH, 13), divides, nn.ReLU(), nn.Linear(13, 1))
+    bare = model
+    if world_size > 1:
+        model = DistributedDataParallel(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    data = samerun.Data(Inputs(960), global_batch=4 * world_size, micro_batch=2, seed=11)
+    run = samerun.Run(path, model=model, optimizer=optimizer, data=data, health=health, save_every=save_every)
+    reasons, losses = [], []
+    with run:
+        if broken is not None:
+            breaks(run, broken)
+        for window in run.windows(until=f"{until * 4 * world_size} samples"):
+            index = window.index
+            divides.by = 0.0 if index == zero_at and rank == zero_rank else 1.0
+            for inputs in window:
+                if rank == slow_rank:
+                    time.sleep(slow_seconds)  # the fault itself, not a wait for something
+                factor = 50.0 if spike_from is not None and index >= spike_from else 1.0
+                loss = ((model(inputs) - 1) ** 2).sum() * factor
+                window.backward(loss, len(inputs))
+            outcome = window.step()
+            reasons.append(outcome.reason.value)
+            losses.append(outcome.loss)
+            if rank == flip_rank and index == flip_at:
+                with torch.no_grad():
+                    bare[3].weight.view(torch.int32)[0, 5] ^= 1 << 3  # type: ignore[index]
+        progress = run.progress.to_json()
+    return {"progress": progress, "reasons": reasons, "losses": losses}
+
+
+def breaks(run: samerun.Run, name: str) -> None:
+    """Makes one of the monitor's parts raise from now on."""
+    health = run._opened()._health  # type: ignore[attr-defined]
+    assert health is not None
+
+    def raises(*_: Any, **__: Any) -> Any:
+        raise ZeroDivisionError(f"planned: {name}")
+
+    target = {
+        "spike": (health._spikes, "after"),
+        "records": (health, "_write"),
+        "straggler": (health._stragglers, "row"),
+    }
+    setattr(*target[name], raises)
