@@ -339,3 +339,39 @@ def plateau(path: str) -> dict[str, Any]:
             window.step()
             run.evaluate("val_loss", lambda: 1.0)
     return {"count": scheduler.last_epoch, "lr": optimizer.param_groups[0]["lr"]}
+
+
+def exchanges(wrap: str, accumulate: str, num_microbatches: int) -> list[int]:
+    """How often gradients are exchanged in each of three windows."""
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+
+    model, mesh, _, _ = wrapped(net(), wrap)
+    count = 0
+    reduce_scatter = dist.reduce_scatter_single
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        nonlocal count
+        count += 1
+        return reduce_scatter(*args, **kwargs)
+
+    def hook(state, bucket):  # type: ignore[no-untyped-def]  # DDP checks the annotations, as objects
+        nonlocal count
+        count += bucket.is_last()
+        return allreduce_hook(state, bucket)
+
+    if isinstance(model, DistributedDataParallel):
+        model.register_comm_hook(None, hook)
+    step = Step(model, torch.optim.SGD(model.parameters(), lr=0.1), mesh=mesh, accumulate=accumulate)
+    dist.reduce_scatter_single = counted
+    seen = []
+    try:
+        for _ in range(3):
+            count = 0
+            window = step.window(batches([3] * num_microbatches))
+            for batch in window:
+                window.backward(loss_sum(model, batch), 3)
+            window.step()
+            seen.append(count)
+    finally:
+        dist.reduce_scatter_single = reduce_scatter
+    return seen
