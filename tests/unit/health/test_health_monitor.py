@@ -1,0 +1,238 @@
+"""The monitor of one attempt without a training: times, reports, failures, and what it costs."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import math
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from samerun.core.clock import ManualClock
+from samerun.core.events import Journal, read_events
+from samerun.errors import UsageError
+from samerun.health.meter import Meter, Times
+from samerun.health.monitor import Decided, Mode, Monitor, Surroundings
+from samerun.health.records.event import read_records
+from samerun.health.report import StragglerWatch
+from samerun.health.spike.detector import SpikeDetector
+from samerun.ranks.group import Solo
+from unit.health.noise_series import bloom
+
+
+def decided(window: int, **changed: Any) -> Decided:
+    values: dict[str, Any] = {
+        "window": window, "start": 7 * window, "end": 7 * window + 7, "coverage": 3, "samples": 7, "weight": 91.0,
+        "loss": 2.5, "grad_norm": 0.5, "lr": 1e-3, "scale": 1.0, "outcome": "updated", "is_loss_bad": False,
+    }  # fmt: skip
+    return Decided(**{**values, **changed})
+
+
+class Window:
+    """What a run's window of data looks like to the monitor."""
+
+    num_microbatches, slots = 2, 2
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+    def __iter__(self) -> Iterator[int]:
+        return iter((0, 1))
+
+
+def make(folder: Path | None, told: list[str], **changed: Any) -> Monitor:
+    journal = Journal(folder / "journal.jsonl" if folder is not None else None)
+    values: dict[str, Any] = {
+        "folder": folder, "attempt": 1, "group": Solo(), "journal": journal, "tell": told.append,
+        "is_separable": True, "span": None, "memory_bytes": lambda: 2**20, "keeper": None,
+        "autocast": contextlib.nullcontext, "checksums": None, "advise": None, "clock": ManualClock(),
+    }  # fmt: skip
+    return Monitor(Surroundings(**{**values, **changed}), SpikeDetector())
+
+
+def test_a_windows_time_is_taken_apart() -> None:
+    clock = ManualClock()
+    meter, phases = Meter(clock=clock), list[str]()
+
+    def slow() -> Iterator[int]:
+        for number in range(3):
+            clock.advance(0.25)
+            yield number
+
+    meter.begin()
+    clock.advance(1.0)
+    for number in meter.waited(slow(), phases.append):
+        clock.advance(2.0)
+        if number == 2:
+            meter.at("window:0.last_backward")
+            meter.at("window:0.last_backward")
+            clock.advance(4.0)
+    meter.at("window:0.step")
+    clock.advance(8.0)
+    assert meter.end() == Times(window=19.75, compute=7.0, wait=12.0, data=0.75)
+    assert phases[:2] == ["data", "microbatch"]
+
+
+def test_what_cannot_be_told_apart_is_not_made_up() -> None:
+    clock = ManualClock()
+    meter = Meter(is_separable=False, clock=clock)
+    meter.begin()
+    clock.advance(3.0)
+    meter.at("window:0.last_backward")
+    clock.advance(1.0)
+    assert meter.end() == Times(window=4.0, compute=0.0, wait=4.0, data=0.0)
+
+
+def test_a_devices_own_clock_is_believed() -> None:
+    class Span:
+        calls: list[str] = []  # noqa: RUF012  # one span in this test
+
+        def begin(self) -> None:
+            self.calls.append("begin")
+
+        def mark(self) -> None:
+            self.calls.append("mark")
+
+        def seconds(self) -> tuple[float, float] | None:
+            return 3.0, 1.5
+
+    clock = ManualClock()
+    meter = Meter(span=Span(), clock=clock)
+    meter.begin()
+    meter.at("window:0.last_backward")  # the host is through in no time
+    clock.advance(4.5)
+    assert meter.end() == Times(window=4.5, compute=3.0, wait=1.5, data=0.0)
+    assert Span.calls == ["begin", "mark"]
+
+
+def rows(own: list[float]) -> list[Any]:
+    return [[c, 0.0, max(own) - c + 0.02, 100.0, 0.0] for c in own]
+
+
+def test_a_slow_rank_is_told_once_and_once_more_when_it_lasts() -> None:
+    watch = StragglerWatch(8)
+    own = [0.1, 0.101, 0.099, 0.1, 0.112, 0.1, 0.1, 0.101]
+    told = [watch.judge(rows(own))[0] for _ in range(20)]
+    assert [len(sentences) for sentences in told] == [1] + [0] * 8 + [1] + [0] * 10
+    assert "rank 4" in told[0][0]
+    assert "it lasts" in told[9][0]
+    assert watch.judge([None, *rows(own)[1:]]) == ([], None)  # a rank that has nothing to say
+
+
+def test_a_row_is_of_medians_and_needs_ten_windows() -> None:
+    watch = StragglerWatch(4)
+    times = [Times(window=1.0, compute=0.1, wait=0.2, data=0.05)] * 9
+    for one in times:
+        watch.after(one, tokens=7.0)
+    assert watch.row() is None
+    for one in [*times, Times(window=9.0, compute=5.0, wait=0.2, data=0.05)]:
+        watch.after(one, tokens=7.0)
+    assert watch.row() == [0.1, 0.05, 0.2, 7.0, 5.0]
+    assert watch.num_windows == 0
+
+
+def test_bloom_is_told_to_the_person_and_to_the_journal(tmp_path: Path) -> None:
+    told: list[str] = []
+    monitor = make(tmp_path, told)
+    for window, loss, norm in bloom():
+        for _ in monitor.begin(Window(window)):
+            monitor.at(f"window:{window}.last_backward")
+        monitor.decided(decided(window, loss=loss, grad_norm=norm))
+        monitor.edge(window + 1)
+    monitor.close()
+    assert "window 31215: grad_norm 0.947" in told[0]
+    assert "window 31216: loss 2.595" in told[1]
+    assert "recovered" in told[2]
+    kinds = [event["kind"] for event in read_events(tmp_path / "journal.jsonl") if event["event"] == "health"]
+    assert [kind for kind in kinds if kind != "drift"] == ["spike", "spike", "recovered"]
+    assert len(read_records(tmp_path / "rank-00000.windows.jsonl").records) == len(list(bloom()))
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf])
+def test_a_loss_that_is_not_finite_is_written_as_such(tmp_path: Path, loss: float) -> None:
+    monitor = make(tmp_path, [])
+    monitor.begin(Window(0))
+    monitor.decided(decided(0, loss=loss, grad_norm=math.nan, outcome="non_finite_loss", is_loss_bad=True))
+    monitor.close()
+    (found,) = read_records(tmp_path / "rank-00000.windows.jsonl").records
+    assert repr(found.loss) == repr(loss)
+    assert math.isnan(found.grad_norm)
+
+
+def test_lost_records_are_told_once_and_cost_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    told: list[str] = []
+    monitor = make(tmp_path / "file" / "health", told, journal=Journal(None))
+    failed = threading.Event()
+
+    def append(*_: object) -> int:
+        failed.set()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    assert monitor._writer is not None
+    monitor._writer._append = append
+    for window in range(50):
+        monitor.begin(Window(window))
+        monitor.decided(decided(window))
+        if window == 0:
+            while monitor._writer.problem is None:  # the writer's thread notices in its own time
+                time.sleep(0.001)
+    monitor.dump("stop")
+    monitor.close()
+    assert len([line for line in told if "records are being lost" in line]) == 1
+    assert len([line for line in told if "flight recorder could not be written" in line]) == 1
+
+
+def test_a_failing_reader_of_memory_is_named_and_off(tmp_path: Path) -> None:
+    told: list[str] = []
+
+    def broken() -> int:
+        raise RuntimeError("no driver")
+
+    monitor = make(tmp_path, told, memory_bytes=broken)
+    for window in range(3):
+        monitor.begin(Window(window))
+        monitor.decided(decided(window))
+    monitor.close()
+    assert len(told) == 1 and "'memory'" in told[0] and "no driver" in told[0]
+    assert [r.memory_bytes for r in read_records(tmp_path / "rank-00000.windows.jsonl").records] == [0, 0, 0]
+
+
+def test_without_a_folder_nothing_is_written(tmp_path: Path) -> None:
+    monitor = make(None, [])
+    monitor.begin(Window(0))
+    monitor.decided(decided(0))
+    monitor.dump("stop")
+    monitor.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_it_costs_less_than_the_stated_time(tmp_path: Path) -> None:
+    """0.3 ms of this thread's CPU time a window, past the calibration and with a full baseline; five times that here,
+    since CPU time also grows on a machine that is busy with something else."""
+    monitor = make(tmp_path, [])
+    windows = list(bloom(before=1200))
+    for window, loss, norm in windows[:600]:
+        monitor.decided(decided(window, loss=loss, grad_norm=norm))
+    before = time.thread_time()
+    for window, loss, norm in windows[600:1200]:
+        for _ in monitor.begin(Window(window)):
+            monitor.at(f"window:{window}.last_backward")
+        monitor.decided(decided(window, loss=loss, grad_norm=norm))
+        monitor.edge(window + 1)
+    milliseconds = (time.thread_time() - before) / 600 * 1e3
+    monitor.close()
+    print(f"{milliseconds:.3f} ms a window")
+    assert milliseconds < 1.5
+
+
+def test_modes() -> None:
+    assert Mode.parse("observe") is Mode.OBSERVE
+    assert Mode.parse(Mode.OFF) is Mode.OFF
+    with pytest.raises(UsageError, match="does not rewind a run by itself yet"):
+        Mode.parse("act")
