@@ -39,6 +39,8 @@ ENVIRONMENT = {
 }
 
 PICKLES = {
+    "samerun.convert.dcp_records": "DCP's metadata is a raw pickle; class names only find empty records",
+    "samerun.convert.torch_file": "exports to a file of torch.save are asked for by name",
     "samerun.dcp.values": "stock planners take values as bytes of torch.save; these are built from verified JSON",
 }
 """Where something is pickled, or read that others pickled → why no code can run from it."""

@@ -5,14 +5,20 @@ An attempt's number is its fencing epoch: created if absent, so no two writers s
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from samerun.errors import AlreadyExistsError, NotFoundError, SchemaError
+from samerun.errors import AlreadyExistsError, MismatchError, NotFoundError, SchemaError
 from samerun.format import names, schema
 from samerun.format.sealed import seal, unseal
 
 if TYPE_CHECKING:
     from samerun.storage.api import Storage
+
+_NO_RUN: Final = (
+    "weights for use: optimizer memory, counters, cursor and random streams of a run are not there, so nothing can be "
+    "resumed from it. Begin a new run at another path, with samerun.warm_start for the weights (an export: `samerun "
+    "import` first)"
+)
 
 
 def newest_attempt(storage: Storage) -> int:
@@ -41,7 +47,9 @@ def read_attempt(storage: Storage, number: int) -> dict[str, Any]:
 
 
 def read_run(storage: Storage) -> dict[str, Any] | None:
-    """The run's record; None when nothing was ever written. SchemaError when the path holds something else."""
+    """The run's record; None when nothing was ever written. SchemaError when the path holds something else,
+    MismatchError when it holds weights that were exported or imported.
+    """
     try:
         data = storage.get(names.RUN_FILE, max_bytes=schema.MAX_SMALL_DOCUMENT_BYTES).data
     except NotFoundError:
@@ -49,9 +57,14 @@ def read_run(storage: Storage) -> dict[str, Any] | None:
             raise SchemaError(
                 f"{storage.where}: holds checkpoints but no {names.RUN_FILE}; put it back, or use a new path"
             ) from None
+        if names.EXPORT_FILE in storage.names(""):
+            raise MismatchError(f"{storage.where}: is an export, {_NO_RUN}") from None
         return None
     where = f"{storage.where}/{names.RUN_FILE}"
-    return _facts(unseal(data, schema=schema.RUN_SCHEMA, where=where), "run", where)
+    found = _facts(unseal(data, schema=schema.RUN_SCHEMA, where=where), "run", where)
+    if found.get("kind") == "import":
+        raise MismatchError(f"{storage.where}: holds an import, {_NO_RUN}")
+    return found
 
 
 def write_run(storage: Storage, run: dict[str, Any]) -> None:

@@ -25,6 +25,8 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "diff": ("samerun.cli.checkpoints.diff", "What two checkpoints hold differently, in ulps."),
     "tag": ("samerun.cli.checkpoints.tag", "A name for a checkpoint, which keeps it."),
     "prune": ("samerun.cli.checkpoints.prune", "Remove checkpoints that nothing keeps."),
+    "export": ("samerun.cli.export", "The weights of a checkpoint as safetensors, or a file of torch.save."),
+    "import": ("samerun.cli.import_", "A foreign checkpoint, read without its code, for new runs to begin from."),
     "demo": ("samerun.cli.demo", "A real training, killed five ways, resumed each time, compared with its twin."),
     "drill": ("samerun.cli.drill", "Your own command, interrupted on purpose, resumed, compared with its twin."),
     "launch": ("samerun.cli.launch", "Run a script on several ranks, with exit codes that mean something."),

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Reader(StorageReader):
-    """Loads the checkpoint at `path` (a local directory, or a Storage) for `dcp.load`, on any number of ranks.
+    """Loads the checkpoint at `path` (a directory, a URL or a Storage) for `dcp.load`, on any number of ranks.
 
     Each rank reads the slices its plan wants, in whole digest blocks; a byte that is not what was written is an error
     that names the file, whatever the planner. A tensor of another dtype is refused, never cast. `account` says how
@@ -87,7 +87,7 @@ class Reader(StorageReader):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        return bool(str(checkpoint_id)) and "://" not in str(checkpoint_id)
+        return bool(str(checkpoint_id))
 
 
 def _place(checkpoint: Checkpoint, contents: Contents, item: ReadItem) -> tuple[int, int, tuple[int, ...]]:

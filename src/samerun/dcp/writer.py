@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class Writer(StorageWriter):
-    """Saves one checkpoint at `path` (a local directory, or a Storage) for `dcp.save` and `dcp.async_save`.
+    """Saves one checkpoint at `path` (a directory, a URL or a Storage) for `dcp.save` and `dcp.async_save`.
 
     The directory must be empty or missing; a checkpoint is never written over. It exists once `dcp.save` returns, with
     every byte fsynced and in a digest; before that, and after any failure, no reader accepts it. Commit happens only
@@ -119,7 +119,7 @@ class Writer(StorageWriter):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        return bool(str(checkpoint_id)) and "://" not in str(checkpoint_id)
+        return bool(str(checkpoint_id))
 
 
 def _nowhere(point: str) -> None:

@@ -17,6 +17,8 @@ CHECKPOINTS: Final = "checkpoints"
 ATTEMPTS: Final = "attempts"
 TAGS: Final = "tags"
 MANIFEST: Final = "manifest.json"
+EXPORT_FILE: Final = "export.json"
+"""In a directory of exported weights: what it came from, and that it is no run."""
 
 CHECKPOINT_PATTERN: Final = r"u[0-9]{9,18}-[0-9a-f]{8}"
 COMPONENT_PATTERN: Final = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}"
