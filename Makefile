@@ -37,7 +37,7 @@ soak: setup
 	$(BIN)/python -m pytest -m soak --timeout 3600 $(PYTEST_ARGS)
 
 bench: setup
-	@echo "no figures are measured yet"
+	$(BIN)/python benchmarks/saves.py $(BENCH_ARGS)
 
 # Object-store servers that tests start and stop themselves: an S3 API (moto) and Azure Blob (Azurite, where npm exists)
 services: $(SERVICES)/.moto $(SERVICES)/.azurite

@@ -118,9 +118,9 @@ def test_every_crash_state_loads_the_newest_published_checkpoint(
     tmp_path: Path, size: int, saves: int, keep_last: int
 ) -> None:
     operations, returned = record(tmp_path / "run", size=size, saves=saves, keep_last=keep_last)
-    found = list(violations(tmp_path / "run", operations, returned, size, limit=192))
+    found = list(violations(tmp_path / "run", operations, returned, size, limit=192 if size == 1 else 96))
     assert [text for text in found if text is not None] == []
-    assert len(found) > 1500
+    assert len(found) > 1000
 
 
 def test_a_new_attempt_goes_on_from_every_crash_state_and_cleans_up(tmp_path: Path) -> None:

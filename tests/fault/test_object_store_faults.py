@@ -3,6 +3,7 @@ what is loaded is whole, the error has a type. Then writers that compete, and on
 
 from __future__ import annotations
 
+import contextlib
 import threading
 
 import obstore
@@ -101,6 +102,19 @@ def test_a_request_that_fails_costs_nothing_that_was_published(fault: Fault, las
         assert catalog.rejected == (), at  # leftovers are gone
     assert outcomes == {"saved", "refused"}
     assert failed >= {Verb.CREATE, Verb.REPLACE, Verb.UPLOAD, Verb.READ, Verb.LOOK, Verb.LIST, Verb.DELETE}
+
+
+@pytest.mark.parametrize("fault", list(Fault), ids=lambda fault: fault.value)
+def test_a_tag_that_cannot_be_read_for_a_moment_still_keeps_its_checkpoint(fault: Fault) -> None:
+    count = requests_of_a_save(1)
+    for at in range(count):
+        memory = MemoryStore()
+        store = Store(sound(memory), keep_last=1)
+        save(store, 1)
+        store.tag("golden", store.catalog().entries[0])
+        with contextlib.suppress(StorageError):
+            save(Store(cloud(faulty(memory, at, fault)), keep_last=1), 2)
+        assert 1 in [entry.progress.updates.value for entry in Store(sound(memory)).catalog().entries], at
 
 
 def test_a_lost_answer_to_a_write_is_no_failure() -> None:

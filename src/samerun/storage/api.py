@@ -78,8 +78,10 @@ class Storage(Protocol):
 
     def put_if_absent(self, key: str, data: bytes) -> None: ...
 
-    def put_if_unchanged(self, key: str, data: bytes, version: str | None) -> None:
+    def put_if_unchanged(self, key: str, data: bytes, version: str | None, *, durable: bool = True) -> None:
         """Replaces `key` as long as it still has `version` (None: absent), else AlreadyExistsError.
+
+        With `durable=False` a crash may leave the old bytes, the new ones, or none: for hints that nothing rests on.
 
         Local directories compare and then rename: two writers in the same instant can both win. That is why what is
         kept this way (pointers) is a hint and never a proof.

@@ -72,16 +72,17 @@ class Local:
                     self._write_new(path, data)
             self._files.sync_directory(parent)
 
-    def put_if_unchanged(self, key: str, data: bytes, version: str | None) -> None:
+    def put_if_unchanged(self, key: str, data: bytes, version: str | None, *, durable: bool = True) -> None:
         path = self._path(key)
         parent = str(Path(path).parent)
         with _told("replacing", path):
             self._ensure_directory(parent)
             if version != self._version(key):
                 raise AlreadyExistsError(errno.EEXIST, "replacing: another writer changed it first", path)
-            with self._aside(path, data) as aside:
+            with self._aside(path, data, durable=durable) as aside:
                 self._files.rename(aside, path)
-            self._files.sync_directory(parent)
+            if durable:
+                self._files.sync_directory(parent)
 
     def get(self, key: str, *, max_bytes: int) -> Found:
         reader = self.reader(key)
@@ -170,21 +171,22 @@ class Local:
         self._files.sync_directory(parent)
 
     @contextmanager
-    def _aside(self, path: str, data: bytes) -> Iterator[str]:
-        """A durable copy of `data` beside `path`, gone afterwards if the body has not renamed it."""
+    def _aside(self, path: str, data: bytes, *, durable: bool = True) -> Iterator[str]:
+        """A copy of `data` beside `path`, gone afterwards if the body has not renamed it."""
         aside = f"{path}.{secrets.token_hex(4)}.tmp"
-        self._write_new(aside, data)
+        self._write_new(aside, data, durable=durable)
         try:
             yield aside
         finally:
             with contextlib.suppress(FileNotFoundError):
                 self._files.unlink(aside)
 
-    def _write_new(self, path: str, data: bytes) -> None:
+    def _write_new(self, path: str, data: bytes, *, durable: bool = True) -> None:
         descriptor = self._files.create(path)
         try:
             _write_all(self._files, descriptor, data)
-            self._files.fsync(descriptor)
+            if durable:
+                self._files.fsync(descriptor)
         except OSError:
             with contextlib.suppress(OSError):  # the first failure is the one to tell
                 self._files.unlink(path)

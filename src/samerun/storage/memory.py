@@ -48,7 +48,7 @@ class Memory:
                 raise AlreadyExistsError(errno.EEXIST, "creating: it exists", key)
             self._store(key, data)
 
-    def put_if_unchanged(self, key: str, data: bytes, version: str | None) -> None:
+    def put_if_unchanged(self, key: str, data: bytes, version: str | None, *, durable: bool = True) -> None:
         with self._lock:
             found = self._versions.get(checked_key(key))
             if version != (None if found is None else str(found)):

@@ -36,8 +36,8 @@ class Nested:
     def put_if_absent(self, key: str, data: bytes) -> None:
         self._inner.put_if_absent(self._below(key), data)
 
-    def put_if_unchanged(self, key: str, data: bytes, version: str | None) -> None:
-        self._inner.put_if_unchanged(self._below(key), data, version)
+    def put_if_unchanged(self, key: str, data: bytes, version: str | None, *, durable: bool = True) -> None:
+        self._inner.put_if_unchanged(self._below(key), data, version, durable=durable)
 
     def get(self, key: str, *, max_bytes: int) -> Found:
         return self._inner.get(self._below(key), max_bytes=max_bytes)

@@ -116,7 +116,8 @@ def move_pointer(storage: Storage, key: str, entry: Entry, *, back: bool = False
         return
     # Another writer in between wrote a hint as good as this one; the next save moves it on.
     with contextlib.suppress(AlreadyExistsError):
-        storage.put_if_unchanged(key, seal(to_document(pointer)), version)
+        durable = key != names.LATEST_FILE  # tags keep checkpoints alive; `latest` is only ever a hint
+        storage.put_if_unchanged(key, seal(to_document(pointer)), version, durable=durable)
 
 
 def _version(storage: Storage, key: str) -> str | None:
