@@ -53,13 +53,7 @@ def open_attempt(config: RunConfig, stop: StopFlag) -> Attempt:
     plan = FaultPlan.parse(environ.fault_plan_text())
     live = Live()
     faults = FaultPoints(plan, rank=group.rank, window=lambda: int(live.progress.windows))
-    engine = Engine(
-        models=config.models,
-        optimizers=config.optimizers,
-        topology=topology,
-        options=config.step,
-        before_update=lr_setters(config.schedulers, config.optimizers, lambda: live.progress),
-    )
+    engine = _engine(config, topology, live)
     live.losses.noise = engine.noise
     live.losses.spikes = None if config.health is Mode.OFF else SpikeDetector()
     identity = _identity(config)
@@ -135,6 +129,16 @@ def _pass_over(attempt: Attempt, source: Any, place: Storage, group: Group) -> N
         attempt.journal.write("quarantine", ranges=[list(pair) for pair in added], sync=True)
         if attempt.leads:
             say(f"  quarantined samples are passed over: {', '.join(f'[{a}, {b})' for a, b in added)}")
+
+
+def _engine(config: RunConfig, topology: Topology, live: Live) -> Engine:
+    return Engine(
+        models=config.models,
+        optimizers=config.optimizers,
+        topology=topology,
+        options=config.step,
+        before_update=lr_setters(config.schedulers, config.optimizers, lambda: live.progress),
+    )
 
 
 def _components(config: RunConfig, engine: Engine, live: Live) -> list[Component]:
