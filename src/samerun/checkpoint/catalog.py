@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from samerun.core.progress import Progress
-from samerun.errors import CheckpointError, DamagedError, NotFoundError, SamerunError, StorageError, UnfinishedError
+from samerun.errors import CheckpointError, DamagedError, NotFoundError, StorageError, UnfinishedError
 from samerun.format import names, schema
 from samerun.format.dtypes import ITEM_BYTES
 from samerun.format.layout import Box, prove_partition
@@ -189,9 +189,12 @@ def check_sizes(storage: Storage, manifest: Manifest) -> None:
 
 
 def read_pointer(storage: Storage, key: str) -> schema.Pointer | None:
-    """A pointer (`latest.json`, a tag); None when there is none or it is not readable: pointers are only hints."""
+    """A pointer (`latest.json`, a tag); None when there is none or it is damaged: pointers are only hints.
+
+    Raises StorageError when the storage cannot be asked: a tag not seen for a moment still keeps its checkpoint.
+    """
     try:
         data = storage.get(key, max_bytes=schema.MAX_SMALL_DOCUMENT_BYTES).data
         return typed(unseal(data, schema=schema.POINTER_SCHEMA, where=key), schema.Pointer, where=key)
-    except SamerunError:
+    except (NotFoundError, CheckpointError):
         return None
