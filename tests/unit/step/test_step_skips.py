@@ -161,3 +161,16 @@ def run_window(step: Step, model: nn.Module, counts: list[int]) -> Any:
         else:
             window.backward(model(torch.zeros(1, 7, dtype=torch.float64)).sum() * 0.0, 0)
     return window.step()
+
+
+@pytest.mark.parametrize("tensor_weight", [False, True])
+def test_the_tokens_of_a_bad_loss_were_consumed_all_the_same(tensor_weight: bool) -> None:
+    model = net()
+    step = Step(model, torch.optim.SGD(model.parameters(), lr=1.0))
+    window = step.window(batches([3, 4]))
+    for number, batch in enumerate(window):
+        count = len(batch[1])
+        loss = loss_sum(model, batch) * (math.nan if number else 1.0)
+        window.backward(loss, torch.tensor(count) if tensor_weight else count)
+    assert window.step().weight == 7
+    assert step.progress.tokens == 7

@@ -45,15 +45,16 @@ class Tally:
     def sums(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """(weight, loss, number of bad ones), float64, 0-dim.
 
-        A bad number is counted and left out: one NaN would poison the sum for everybody.
+        A bad number is left out, since one NaN would poison the sum for everybody, and its batch counts as bad. The
+        weight of a bad loss still counts: its tokens were consumed.
         """
         if not self._losses:
             zeros = torch.zeros(3, dtype=torch.float64, device=self._device)
             return zeros[0], zeros[1], zeros[2]
         losses, weights = torch.stack(self._losses), self._stacked_weights()
-        good = torch.isfinite(losses) & torch.isfinite(weights) & (weights >= 0)
-        kept = torch.where(good, torch.stack([weights, losses]), 0.0).sum(dim=1)
-        return kept[0], kept[1], (~good).sum().to(torch.float64)
+        usable = torch.stack([torch.isfinite(weights) & (weights >= 0), torch.isfinite(losses)])
+        kept = torch.where(usable, torch.stack([weights, losses]), 0.0).sum(dim=1)
+        return kept[0], kept[1], (~usable.all(dim=0)).sum().to(torch.float64)
 
     def _stacked_weights(self) -> torch.Tensor:
         on_host = [weight for weight in self._weights if not isinstance(weight, torch.Tensor)]
