@@ -104,6 +104,13 @@ def clear(storage: Storage) -> None:
     storage.remove(CLAIM)
 
 
+def as_run(storage: Storage) -> Storage:
+    """The checkpoint at the root of `storage` as the only one of a run, for what looks at runs. DamagedError."""
+    where = f"{storage.where}/{names.MANIFEST}"
+    data = storage.get(names.MANIFEST, max_bytes=schema.MAX_DOCUMENT_BYTES).data
+    return view(storage, parse_manifest(data, where=where).name)
+
+
 def open_checkpoint(storage: Storage) -> Checkpoint:
     """The checkpoint at the root of `storage`: manifest and first index verified. DamagedError, SchemaError."""
     where = f"{storage.where}/{names.MANIFEST}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from torch.distributed.checkpoint.default_planner import (
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 
 from samerun.checkpoint.verify import verify_checkpoint
+from samerun.cli.main import main
 from samerun.core.component import Captured
 from samerun.core.progress import Progress
 from samerun.dcp import LoadPlanner, Reader, SavePlanner, Writer, directory, real_errors
@@ -247,3 +249,15 @@ def test_a_stock_planner_loads_whole_values_of_ours(tmp_path: Path) -> None:
     save(saved, tmp_path / "a", SavePlanner())
     load(live, tmp_path / "a", DefaultLoadPlanner())
     assert differences(saved, live) == []
+
+
+@pytest.mark.parametrize("words", [["verify"], ["ls"], ["show"]])
+def test_commands_look_at_such_a_directory(
+    tmp_path: Path, words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save({"w": torch.ones(3), "n": 1}, tmp_path / "a", SavePlanner())
+    monkeypatch.setattr(sys, "argv", ["samerun", *words, str(tmp_path / "a")])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert not end.value.code
+    assert json.loads((tmp_path / "a" / "manifest.json").read_text())["name"] in capsys.readouterr().out

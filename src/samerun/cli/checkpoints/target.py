@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from samerun.checkpoint.catalog import Catalog, Entry, read_catalog, read_pointer
 from samerun.checkpoint.prune import tags
+from samerun.dcp.directory import as_run
 from samerun.errors import UsageError
 from samerun.format import names
 from samerun.storage.opening import is_url, open_storage
@@ -22,7 +23,10 @@ def open_run(path: str) -> Storage:
     storage = open_storage(path)
     if not is_url(path) and not Path(path).is_dir():
         raise UsageError(f"{path}: no such directory; write the path that Run(...) was given")
-    if not any(name in (names.RUN_FILE, names.CHECKPOINTS) for name in storage.names("")):
+    found = storage.names("")
+    if names.MANIFEST in found:  # one checkpoint by itself, as samerun.dcp.Writer makes it
+        return as_run(storage)
+    if not any(name in (names.RUN_FILE, names.CHECKPOINTS) for name in found):
         raise UsageError(f"{path}: holds no run; write the path that Run(...) was given, like runs/policy-sft")
     return storage
 
