@@ -21,6 +21,7 @@ from samerun.run.faults import FaultPlan
 OUT: Final = "{out}"
 NPROC: Final = "{nproc}"
 _RUN_FOLDER: Final = "samerun-run"
+_WANTS_TERMINAL: Final = ("/dev/tty", "not a tty", "Inappropriate ioctl", "EOF when reading a line")
 _AGAIN: Final = re.compile(r"\{resume:(.*)\}")
 """A word that is there only when the command is started again."""
 
@@ -141,6 +142,6 @@ def why_it_failed(ended: Ended, *, timeout_seconds: float) -> str:
     if ended.exit_code is None:
         return f"it did not end within {timeout_seconds:g} s (--timeout)\n{tail}"
     hint = ""
-    if any(word in tail for word in ("EOFError", "/dev/tty", "not a tty", "Inappropriate ioctl", "EOF when reading")):
+    if any(said in tail for said in _WANTS_TERMINAL):
         hint = "; it seems to want a terminal or an answer, and a drill gives it none"
     return f"exit {ended.exit_code}{hint}\n{tail}"

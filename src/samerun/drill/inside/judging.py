@@ -137,7 +137,7 @@ def _across_topologies(verdict: Verdict, evidence: Evidence, tolerance: float) -
             f"{', '.join(sharded)}: each rank holds another part, so what was restored is proven by the checkpoint's "
             f"own digests and coverage, not compared again here"
         )
-    cause = [name for name in verdict.cause if name in shared]
+    cause = [name for name in verdict.cause if name in shared - _DRAWS]
     return replace(of_rank_0, components=components, cause=cause), notes
 
 

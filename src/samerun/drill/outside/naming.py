@@ -22,6 +22,8 @@ _WORDS: Final = (
 """In this order: `optimizer.pt/state/0/exp_avg` is of the moments, `scheduler.pt/last_epoch` of the scheduler."""
 _OPTIMIZER: Final = frozenset({"optimizer", "optim", "opt"})
 _MODULE_LIKE: Final = frozenset({"ema", "moments", "buffers"})
+_ONLY_KEYS: Final = frozenset({"samples", "cursor", "loss", "progress", "steps"})
+_FILE: Final = re.compile(r"^(.*/)?[^/]*\.(pt|pth|bin|ckpt|tar|safetensors|jsonl?|csv)(/|$)")
 _WORD: Final = re.compile(r"[A-Za-z][A-Za-z_]*")
 _WALL_CLOCK: Final = re.compile(
     r"(^|[^a-z])(time|times|timestamp|date|seconds|secs|elapsed|duration|runtime|tok_s|throughput|hostname|pid)($|[^a-z])"
@@ -34,16 +36,24 @@ def component_of(path: str) -> str:
 
     `progress` stands for counters of updates and epochs, which belong to `steps` or `cursor`, one cannot tell which.
     """
-    words = {word.lower() for word in _WORD.findall(path.replace(".", " ").replace("/", " "))}
-    if words & _OPTIMIZER and words & {"step", "steps"}:
+    if ".distcp" in path:
+        return "state"  # what each tensor is stands in a file that only unpickling can read
+    key = _FILE.sub("", path)
+    of_key, of_all = _words(key), _words(path)
+    if of_all & _OPTIMIZER and of_key & {"step", "steps"}:
         return "steps"
-    of_a_module = _WORD.findall(path)[-1:] in (["weight"], ["bias"])  # an embedding called `position` is no cursor
+    is_of_a_module = key.rpartition("/")[2].rpartition(".")[2] in ("weight", "bias")
     for name, known in _WORDS:
-        if of_a_module and name not in _MODULE_LIKE:
-            continue
-        if words.intersection(known) or any(word.startswith("rng_") for word in words if name == "rng"):
+        if is_of_a_module and name not in _MODULE_LIKE:
+            continue  # an embedding called `position` is no cursor
+        words = of_key if name in _ONLY_KEYS else of_all  # `step-000300.pt` is no counter
+        if words.intersection(known) or (name == "rng" and any(word.startswith("rng_") for word in words)):
             return name
     return "weights"
+
+
+def _words(text: str) -> set[str]:
+    return {word.lower() for word in _WORD.findall(text)}
 
 
 def is_wall_clock(path: str) -> bool:

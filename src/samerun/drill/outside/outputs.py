@@ -6,7 +6,8 @@
 | `.pt .pth .bin .ckpt .tar` | `torch.load(weights_only=True)`; a file that needs more is compared byte by byte |
 | `.json` | values |
 | `.jsonl .csv` | values, row by row, by the number of the step where rows have one |
-| anything else, DCP's `.distcp` and `.metadata` too | byte by byte: its digest is one leaf |
+| `.distcp` | the archives that DCP puts one after another, by number: their names are in a pickled file |
+| anything else, DCP's `.metadata` too | byte by byte: its digest is one leaf |
 
 Nothing here unpickles freely: a file of the user's own program is still a file.
 """
@@ -32,6 +33,8 @@ MAX_FILES: Final = 5000
 _IGNORED_SUFFIXES: Final = (".tmp", ".lock", ".log", ".pyc", ".partial")
 _IGNORED_PREFIXES: Final = ("events.out.tfevents",)
 _CHUNK_BYTES: Final = 1 << 20
+_ZIP_END: Final = b"PK\x05\x06"
+_ZIP_END_BYTES: Final = 22
 
 
 class Digest(str):
@@ -89,6 +92,25 @@ def _torch_save(path: Path) -> Leaves:
     yield from flatten(value, "")
 
 
+def _distcp(path: Path) -> Leaves:
+    """An archive ends with its end-of-directory record, 22 bytes without a comment; one inside a tensor's bytes is
+    passed over, since what would end there does not load."""
+    data, start, number = path.read_bytes(), 0, 0
+    found = data.find(_ZIP_END)
+    while found >= 0:
+        end = found + _ZIP_END_BYTES
+        try:
+            value = torch.load(io.BytesIO(data[start:end]), map_location="cpu", weights_only=True)
+        except (RuntimeError, ValueError, OSError):
+            found = data.find(_ZIP_END, found + 1)
+            continue
+        yield from flatten(value, str(number))
+        start, number = end, number + 1
+        found = data.find(_ZIP_END, end)
+    if start != len(data):
+        raise ValueError(f"{len(data) - start} bytes at the end of {path} are no archive")
+
+
 def _numpy_globals() -> list[Any]:
     """What NumPy's random state, which many scripts save, is made of: arrays, no code."""
     import numpy as np
@@ -128,6 +150,7 @@ def step_of(row: Mapping[str, Any]) -> int | None:
 _READERS: Final[Mapping[str, Callable[[Path], Leaves]]] = {
     ".safetensors": _safetensors,
     **dict.fromkeys((".pt", ".pth", ".bin", ".ckpt", ".tar"), _torch_save),
+    ".distcp": _distcp,
     ".json": _json,
     ".jsonl": _json_lines,
     ".csv": _csv,

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Final
 
 MAX_FILES: Final = 20_000
-_SKIPPED: Final = frozenset({"__pycache__", ".git", ".venv", "venv", "node_modules", ".mypy_cache", ".pytest_cache"})
+_SKIPPED: Final = frozenset({"__pycache__", "venv", "node_modules"})
+"""Beside hidden folders: caches and environments."""
 
 Snapshot = dict[str, tuple[int, int]]
 
@@ -18,7 +19,7 @@ def snapshot(folder: Path, *, but: Sequence[Path]) -> Snapshot | None:
     excluded = {str(path.resolve()) for path in but}
     found: Snapshot = {}
     for root, folders, names in os.walk(folder.resolve()):
-        folders[:] = [name for name in folders if name not in _SKIPPED and str(Path(root, name)) not in excluded]
+        folders[:] = [name for name in folders if _is_looked_at(name) and str(Path(root, name)) not in excluded]
         for name in names:
             path = Path(root, name)
             try:
@@ -29,6 +30,10 @@ def snapshot(folder: Path, *, but: Sequence[Path]) -> Snapshot | None:
         if len(found) > MAX_FILES:
             return None
     return found
+
+
+def _is_looked_at(name: str) -> bool:
+    return name not in _SKIPPED and not name.startswith(".")
 
 
 def strays(before: Snapshot | None, after: Snapshot | None) -> list[str]:
