@@ -4,12 +4,14 @@ and Azure Blob (Azurite). `make services` installs them; where they are not inst
 from __future__ import annotations
 
 import base64
+import ctypes
 import email.utils
 import hashlib
 import hmac
 import os
 import re
 import secrets
+import signal
 import subprocess
 import threading
 import urllib.request
@@ -76,12 +78,27 @@ class ObjectServer:
 FAST = Patience(max_tries=3, first_wait_seconds=0.001)
 
 
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_PR_SET_PDEATHSIG = 1
+
+
+def _die_with_the_tests() -> None:
+    """The kernel ends the server when the tests are killed, which no `finally` sees (prctl(2), Linux)."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 @contextmanager
 def _running(command: list[str], says: str) -> Iterator[str]:
     """The endpoint that the server prints once it listens. Always stopped."""
     environ = {**os.environ, "PYTHONUNBUFFERED": "1", "NO_COLOR": "1"}
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environ, start_new_session=True
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environ,
+        start_new_session=True,
+        preexec_fn=_die_with_the_tests,
     )
     pipe = process.stdout
     assert pipe is not None
