@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -46,6 +47,7 @@ def answer(task: dict[str, Any]) -> dict[str, Any]:
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
+        gc.collect()  # gloo's threads live as long as their group's last reference, and spin once a peer has gone
 
 
 if __name__ == "__main__":

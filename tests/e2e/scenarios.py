@@ -110,6 +110,7 @@ def train(
     accumulate: str = "sharded",
     draw_in_body: bool = True,
     keep_last: int = 5,
+    longest: int = 40,
 ) -> dict[str, Any]:
     """One start of the run at `path`; returns what it ended as."""
     rank = dist.get_rank() if dist.is_initialized() else 0
@@ -117,7 +118,7 @@ def train(
     model = wrapped(wrap, Awkward())
     seed_all(100 + rank)
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.01)
-    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.01, total_steps=40)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.01, total_steps=longest)
     average = Average(model)
     data: Any
     if own_loader:

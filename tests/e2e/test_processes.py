@@ -39,7 +39,7 @@ ON_RANKS = """
 import sys, torch, torch.distributed as dist, scenarios
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
-scenarios.train(sys.argv[1], wrap="ddp", until=int(sys.argv[2]), save_every="1000 updates")
+scenarios.train(sys.argv[1], wrap="ddp", until=int(sys.argv[2]), save_every="1000 updates", longest=200_000)
 """
 
 

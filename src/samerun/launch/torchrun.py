@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -19,6 +20,9 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from samerun.errors import ExitCode
 from samerun.run import last_words
 from samerun.run.last_words import Word
+
+_SIGNALS: Final = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
+"""torchrun's own and USR1, which Slurm sends ahead of a time limit: torchrun would die of it and orphan its ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +42,7 @@ def launch(arguments: Sequence[str], *, num_ranks: int) -> Ended:
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # torchrun's own default, without its warning
     with tempfile.TemporaryDirectory(prefix="samerun-launch-") as log_dir:
         parsed = torchrun.parse_args(  # type: ignore[no-untyped-call]
-            ["--nproc-per-node", str(num_ranks), "--log-dir", log_dir, *arguments]
+            ["--nproc-per-node", str(num_ranks), "--log-dir", log_dir, "--signals-to-handle", _SIGNALS, *arguments]
         )
         if parsed.shutdown_timeout is not None:
             last_words.announce(Path(log_dir), shutdown_seconds=float(parsed.shutdown_timeout))

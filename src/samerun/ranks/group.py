@@ -24,6 +24,9 @@ class Group(Protocol):
 
     def barrier(self, *, seconds: float | None = None) -> None: ...
 
+    def close(self) -> None:
+        """Ends the group on this rank; not collective. No call may follow."""
+
 
 class Solo:
     """A world of one."""
@@ -38,4 +41,7 @@ class Solo:
         return value
 
     def barrier(self, *, seconds: float | None = None) -> None:
+        return None
+
+    def close(self) -> None:
         return None

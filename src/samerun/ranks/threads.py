@@ -30,6 +30,9 @@ class ThreadGroup:
     def barrier(self, *, seconds: float | None = None) -> None:
         self.gather(None, seconds=seconds)
 
+    def close(self) -> None:
+        return None
+
 
 class _World:
     def __init__(self, size: int) -> None:

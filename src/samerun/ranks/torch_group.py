@@ -23,7 +23,7 @@ class TorchGroup:
 
     def __init__(self, *, seconds: float = DEFAULT_SECONDS) -> None:
         self._seconds = seconds
-        self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=seconds))
+        self._group: dist.ProcessGroup | None = dist.new_group(backend="gloo", timeout=timedelta(seconds=seconds))
         self.rank = dist.get_rank()
         self.size = dist.get_world_size()
 
@@ -49,6 +49,12 @@ class TorchGroup:
 
     def barrier(self, *, seconds: float | None = None) -> None:
         self.gather(None, seconds=seconds)
+
+    def close(self) -> None:
+        """Ends the group on this rank. gloo's threads would outlive it, and spin once a peer has gone."""
+        if self._group is not None:
+            dist.destroy_process_group(self._group)
+            self._group = None
 
     def _wait(self, work: dist.Work | None, seconds: float | None) -> None:
         assert work is not None

@@ -160,6 +160,7 @@ class Attempt:
             self._health.close()
         self.journal.close()
         self.trace.close()
+        self._parts.group.close()
 
     def enter(self, phase: str) -> None:
         """What the loop does from now on, for whoever watches how long it takes."""

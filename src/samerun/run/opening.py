@@ -10,6 +10,7 @@ from samerun.checkpoint import Store
 from samerun.core import environ
 from samerun.core.clock import SystemClock
 from samerun.core.component import COMPONENTS, Component
+from samerun.core.environ import Launcher
 from samerun.core.events import Journal
 from samerun.data.source import Replica
 from samerun.health.attach import monitor_of, pass_over_quarantined
@@ -50,6 +51,14 @@ def open_attempt(config: RunConfig, stop: StopFlag) -> Attempt:
     launcher = environ.launcher()
     topology = topology_of(config.models.values(), mesh=config.mesh, launcher=launcher)
     group: Group = Solo() if topology.world_size == 1 else TorchGroup()
+    try:
+        return _open(config, stop, launcher, topology, group)
+    except BaseException:
+        group.close()
+        raise
+
+
+def _open(config: RunConfig, stop: StopFlag, launcher: Launcher, topology: Topology, group: Group) -> Attempt:
     plan = FaultPlan.parse(environ.fault_plan_text())
     live = Live()
     faults = FaultPoints(plan, rank=group.rank, window=lambda: int(live.progress.windows))
