@@ -72,9 +72,11 @@ def run_once(
     on_poll: Callable[[], None] = lambda: None,
     interruption: Interruption | None = None,
     grace_seconds: float = _GRACE_SECONDS,
+    linger_seconds: float = 0.0,
 ) -> Ended:
     """Starts `command`, interrupts it when that is due, waits for its end, leaves no process behind, whatever happens.
 
+    What it leaves behind has `linger_seconds` to end by itself before it is killed.
     The command has no terminal and reads nothing. Raises OSError where it cannot be started at all.
     """
     began = time.monotonic()
@@ -101,6 +103,7 @@ def run_once(
                 ignored = _strike(process, token, interruption.blow, grace_seconds)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_POLL_SECONDS)
+        _linger(token, linger_seconds)
     return Ended(
         exit_code=code,
         seconds=time.monotonic() - began,
@@ -146,6 +149,12 @@ def _kill_all(process: subprocess.Popen[bytes], token: str) -> list[int]:
         killed += carriers
         time.sleep(_POLL_SECONDS)
     return killed
+
+
+def _linger(token: str, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and any(_carriers(token)):
+        time.sleep(_POLL_SECONDS)
 
 
 def _carriers(token: str) -> Iterator[int]:

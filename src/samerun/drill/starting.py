@@ -100,8 +100,12 @@ class Stage:
         nproc: int | None = None,
         interruption: Interruption | None = None,
         on_poll: Callable[[], None] = lambda: None,
+        orphans_stop: bool = False,
     ) -> Ended:
-        """UsageError where the command cannot be started at all."""
+        """UsageError where the command cannot be started at all.
+
+        `orphans_stop`: what it leaves behind has the grace to end by itself.
+        """
         self.num_starts += 1
         logs = self.place / "logs"
         logs.mkdir(exist_ok=True)
@@ -120,6 +124,7 @@ class Stage:
                 on_poll=on_poll,
                 interruption=interruption,
                 grace_seconds=self.command.grace_seconds,
+                linger_seconds=self.command.grace_seconds if orphans_stop else 0.0,
             )
         except OSError as error:
             raise UsageError(f"{words[0]!r} cannot be started: {error}") from error

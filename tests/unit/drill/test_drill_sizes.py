@@ -107,6 +107,19 @@ def test_an_orphan_of_a_dead_command_goes_too(tmp_path: Path) -> None:
     assert _is_gone(int(tail))
 
 
+def test_an_orphan_may_be_given_time_to_end_by_itself(tmp_path: Path) -> None:
+    left = "import os, sys; os.read(0, 1); open(sys.argv[1], 'w').close()"  # ends once its parent's pipe is closed
+    code = (
+        "import subprocess, sys, time\n"
+        f"subprocess.Popen([sys.executable, '-c', {left!r}, sys.argv[1]], stdin=subprocess.PIPE,\n"
+        "                 stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "ended")]
+    end = run_once(command, environ={}, log=tmp_path / "log", timeout_seconds=60, linger_seconds=60)
+    assert (end.exit_code, end.num_left) == (0, 0)
+    assert (tmp_path / "ended").exists()
+
+
 def _is_gone(pid: int) -> bool:
     """Waits for the end of a process that is no child of ours."""
     try:

@@ -28,6 +28,8 @@ class Chapter:
     """A fault that never comes is the end of the drill, not a problem: there is nothing left to interrupt."""
     had_warning: bool = False
     """There was time to save: the next start must not do anything again."""
+    orphans_stop: bool = False
+    """Ranks without a launcher are given time to stop by themselves, as they should."""
 
 
 LAST = Chapter(title="no more interruptions", is_last=True)

@@ -82,6 +82,7 @@ def play(
             nproc=chapter.nproc,
             interruption=WhenFired(trace, chapter.faults, chapter.blow) if chapter.blow else None,
             on_poll=lambda: on_progress(RUN, updates_done(trace)),
+            orphans_stop=chapter.orphans_stop,
         )
         happened = _all_happened(trace, before, chapter.faults)
         if chapter.until_it_fails_to_come and not happened and ended.exit_code == 0:

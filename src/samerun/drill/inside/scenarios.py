@@ -98,7 +98,8 @@ def _preempt(wish: Wish, facts: TwinFacts) -> list[Chapter]:
         Chapter(title="SIGKILL of everything", faults=at_next(Deed.MARK, 0), blow=Blow.KILL),
     ]
     if facts.num_ranks > 1:  # a single process may have this drill as its parent
-        ways.append(Chapter(title="SIGKILL of the launcher alone", faults=at_next(Deed.KILL_LAUNCHER, 0)))
+        alone = at_next(Deed.KILL_LAUNCHER, 0)
+        ways.append(Chapter(title="SIGKILL of the launcher alone", faults=alone, orphans_stop=True))
     in_save = Fault(at="save:writing", rank=0, deed=Deed.KILL, from_window=next(windows))
     return [*ways, Chapter(title="SIGKILL of rank 0 inside a save", faults=(in_save,))]
 
