@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import resource
 import warnings
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -156,6 +156,11 @@ def save_large(path: str, num_mib: int) -> None:
         dcp.save({"w": DTensor.from_local(local, mesh, [Shard(0)])}, storage_writer=Writer(path))
 
 
+def high_water_kib() -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+
+
 def load_large(path: str, num_mib: int, saved_on: int) -> dict[str, Any]:
     """Bytes wanted and read, and by how much this process grew beyond what it loads."""
     world, rank = dist.get_world_size(), dist.get_rank()
@@ -164,11 +169,12 @@ def load_large(path: str, num_mib: int, saved_on: int) -> dict[str, Any]:
     local = torch.full((rows // world, 1024), -1.0)
     with real_errors():  # so that code and allocator are warm
         dcp.load({}, storage_reader=Reader(path), planner=DefaultLoadPlanner())
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts here
+    before = high_water_kib()
     reader = Reader(path)
     with real_errors():
         dcp.load({"w": DTensor.from_local(local, mesh, [Shard(0)])}, storage_reader=reader, planner=LoadPlanner())
-    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    grown = high_water_kib() - before
     numbers = torch.arange(rank * (rows // world), (rank + 1) * (rows // world))
     per_saved = rows // saved_on
     first = (numbers % per_saved * 1024 + numbers // per_saved).to(torch.float32)
