@@ -53,7 +53,7 @@ def test_a_run_on_an_object_store_is_its_twin(
     server: ObjectServer = request.getfixturevalue(name)
     url = server.url()
     twin = start(ranks, server, str(tmp_path / "twin"), tmp_path / "twin-trace")
-    for point in ["save:manifest", "window:4.microbatch:1"] if name == "s3" else ["save:manifest"]:
+    for point in ["save:manifest", "window:4.microbatch:1"] if name == "s3" else ["window:4.microbatch:1"]:
         assert start(ranks, server, url, tmp_path / "run-trace", at=point) is None
     if name == "s3":
         assert start(ranks, server, url, tmp_path / "run-trace", at="window:7.step", deed=Deed.KILL) is None
