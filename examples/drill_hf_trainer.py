@@ -2,7 +2,7 @@
 
 Drill it as it is (`pip install transformers accelerate`):
 
-    samerun drill --on "saved step 8" -- python examples/drill_hf_trainer.py "{out}"
+    samerun drill --on "saved step 4$" --on "saved step 12" -- python examples/drill_hf_trainer.py "{out}"
 
 docs/drills.md shows what the drill finds.
 """
