@@ -29,7 +29,6 @@ OVERSIZED = {
 """Over a limit of lines or parameters → (what is allowed, why). Only ever shrinks."""
 
 CROWDED = {
-    "run": (14, "the loop's parts are small and belong together; a second level would hide the order of a start"),
 }
 
 ENVIRONMENT = {

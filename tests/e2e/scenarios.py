@@ -163,7 +163,7 @@ def model_sum(model: nn.Module) -> torch.Tensor:
 
 def train_unsettled(path: str, **options: Any) -> dict[str, Any]:
     """`train` without the throw-away backward that settles DDP's bucket order."""
-    from samerun.run import opening
+    from samerun.run.starting import opening
 
     settle, opening.settle_bucket_order = opening.settle_bucket_order, lambda models: None
     try:

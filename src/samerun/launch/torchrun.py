@@ -18,8 +18,8 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from samerun.errors import ExitCode
-from samerun.run import last_words
-from samerun.run.last_words import Word
+from samerun.run.ending import last_words
+from samerun.run.ending.last_words import Word
 
 _SIGNALS: Final = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
 """torchrun's own and USR1, which Slurm sends ahead of a time limit: torchrun would die of it and orphan its ranks."""

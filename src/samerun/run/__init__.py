@@ -4,6 +4,6 @@ Public: `Run`, `warm_start`.
 """
 
 from samerun.run.run import Run
-from samerun.run.warm import warm_start
+from samerun.run.starting.warm import warm_start
 
 __all__ = ["Run", "warm_start"]

@@ -24,13 +24,13 @@ from samerun.preempt.budget import Leave
 from samerun.preempt.flag import StopFlag
 from samerun.ranks.group import Group
 from samerun.ranks.topology import Topology
-from samerun.run.announce import say
 from samerun.run.config import RunConfig
+from samerun.run.ending.stopping import Stopping
 from samerun.run.faults import FaultPoints
 from samerun.run.goal import Goal
 from samerun.run.history import Coverage, Losses
-from samerun.run.start import Started
-from samerun.run.stopping import Stopping
+from samerun.run.starting.announce import say
+from samerun.run.starting.start import Started
 from samerun.run.trace import Trace
 from samerun.step.engine import Engine
 from samerun.step.noise import NoiseEstimate

@@ -28,13 +28,13 @@ from samerun.health.monitor import Mode
 from samerun.preempt.budget import Preemption
 from samerun.preempt.flag import SignalWatch, StopFlag
 from samerun.preempt.sources import SourceWatch
-from samerun.run import last_words
-from samerun.run.announce import say
 from samerun.run.attempt import Attempt
 from samerun.run.config import RunConfig, as_mapping
+from samerun.run.ending import last_words
+from samerun.run.ending.stopping import warning_seconds
 from samerun.run.goal import Goal, SaveInterval
-from samerun.run.opening import open_attempt
-from samerun.run.stopping import warning_seconds
+from samerun.run.starting.announce import say
+from samerun.run.starting.opening import open_attempt
 from samerun.state.extra import Stateful
 from samerun.state.rng import preserved_rng
 from samerun.state.schedule import SchedulerLike

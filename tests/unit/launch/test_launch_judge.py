@@ -8,7 +8,7 @@ import pytest
 
 from samerun.errors import ExitCode
 from samerun.launch.torchrun import judge
-from samerun.run.last_words import Word
+from samerun.run.ending.last_words import Word
 
 
 def word(code: ExitCode, reason: str, rank: int = 0) -> Word:

@@ -12,7 +12,7 @@ from samerun.errors import ExitCode
 from samerun.launch.again import launch_until_done
 from samerun.launch.ledger import Failure, GiveUp, Limits, Restart, next_step
 from samerun.launch.torchrun import Ended
-from samerun.run.loads import MAX_CRASHES, LoadTries, earlier_journals
+from samerun.run.starting.loads import MAX_CRASHES, LoadTries, earlier_journals
 
 
 def failed(reason: str = "ValueError: bad batch", updates: int = 5, rank: int = 1) -> Failure:

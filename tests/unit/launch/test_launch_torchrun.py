@@ -14,7 +14,7 @@ SCRIPT = """
 import sys
 from samerun.core import environ
 from samerun.errors import DoNotRestart, Refused
-from samerun.run import last_words
+from samerun.run.ending import last_words
 
 me, ends = environ.launcher(), sys.argv[1:]
 how = ends[me.rank]

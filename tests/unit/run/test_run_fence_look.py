@@ -11,7 +11,7 @@ from samerun.errors import StorageError
 from samerun.preempt.budget import Preemption
 from samerun.preempt.flag import StopFlag
 from samerun.ranks.group import Solo
-from samerun.run.stopping import Stopping
+from samerun.run.ending.stopping import Stopping
 
 
 class Down:

@@ -12,7 +12,7 @@ from torch.optim import lr_scheduler
 
 from samerun.core.canonical import canonical_bytes
 from samerun.errors import UsageError
-from samerun.run.identity import (
+from samerun.run.starting.identity import (
     differences,
     model_identity,
     optimizer_identity,

@@ -17,7 +17,7 @@ from samerun.core.progress import Progress
 from samerun.errors import Refused
 from samerun.ranks.group import Group, Solo
 from samerun.ranks.threads import run_ranks
-from samerun.run.start import Started, StartKind, start
+from samerun.run.starting.start import Started, StartKind, start
 from samerun.state.model import Weights
 from samerun.state.optimizer import OptimizerMemory
 from samerun.state.record import Record

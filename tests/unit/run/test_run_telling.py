@@ -15,11 +15,11 @@ from samerun.core.component import Captured
 from samerun.core.environ import Launcher
 from samerun.core.progress import Progress
 from samerun.errors import DoNotRestart, ExitCode, Refused, Stopped, UsageError
-from samerun.run import last_words
-from samerun.run.announce import describe, say
+from samerun.run.ending import last_words
 from samerun.run.history import Coverage, Losses
-from samerun.run.start import Passed, Started, StartKind
-from samerun.run.surroundings import surroundings, why_not_bitwise
+from samerun.run.starting.announce import describe, say
+from samerun.run.starting.start import Passed, Started, StartKind
+from samerun.run.starting.surroundings import surroundings, why_not_bitwise
 from samerun.run.trace import Trace
 
 PROGRESS = Progress.from_json({"windows": 9, "skipped": 2, "updates": 7, "samples": 63, "tokens": 500})

@@ -24,8 +24,8 @@ from samerun.core.events import Journal
 from samerun.core.progress import Progress
 from samerun.errors import CheckpointError, MismatchError, Refused, StorageError
 from samerun.ranks.group import Group
-from samerun.run.identity import differences
-from samerun.run.loads import MAX_CRASHES, LoadTries
+from samerun.run.starting.identity import differences
+from samerun.run.starting.loads import MAX_CRASHES, LoadTries
 from samerun.state.optimizer import OptimizerMemory
 from samerun.state.rng import Rng
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-from samerun.run.start import Started, StartKind
+from samerun.run.starting.start import Started, StartKind
 
 _UNCHANGED: Final = "exact"
 

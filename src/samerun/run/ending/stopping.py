@@ -13,7 +13,7 @@ from samerun.errors import DoNotRestart, Stopped, StorageError
 from samerun.preempt.budget import Leave, Preemption, Slowest, check_budget, decide, describe_budget
 from samerun.preempt.flag import StopFlag
 from samerun.ranks.group import Group
-from samerun.run.last_words import launcher_seconds
+from samerun.run.ending.last_words import launcher_seconds
 
 _FENCE_SECONDS: Final = 5.0
 """How often rank 0 looks for a newer attempt; before each save the store looks again."""

@@ -20,15 +20,15 @@ from samerun.preempt.flag import StopFlag
 from samerun.ranks.group import Group, Solo
 from samerun.ranks.topology import Topology, topology_of
 from samerun.ranks.torch_group import TorchGroup
-from samerun.run import last_words
-from samerun.run.announce import describe, say
 from samerun.run.attempt import Attempt, Live, Parts
 from samerun.run.config import RunConfig
+from samerun.run.ending import last_words
 from samerun.run.faults import FaultPlan, FaultPoints, PlannedFiles
-from samerun.run.identity import model_identity, optimizer_identity, scheduler_identity, user_identity
-from samerun.run.loads import LoadTries, earlier_journals
-from samerun.run.start import Started, StartKind, start
-from samerun.run.surroundings import surroundings, why_not_bitwise
+from samerun.run.starting.announce import describe, say
+from samerun.run.starting.identity import model_identity, optimizer_identity, scheduler_identity, user_identity
+from samerun.run.starting.loads import LoadTries, earlier_journals
+from samerun.run.starting.start import Started, StartKind, start
+from samerun.run.starting.surroundings import surroundings, why_not_bitwise
 from samerun.run.trace import Trace
 from samerun.state.extra import Extra
 from samerun.state.model import Buffers, Weights

@@ -10,8 +10,8 @@ from typing import Any
 
 from samerun.checkpoint import Store
 from samerun.errors import DamagedError, Refused, SchemaError, StorageError
-from samerun.run.announce import say
 from samerun.run.config import as_mapping
+from samerun.run.starting.announce import say
 from samerun.state.model import Buffers, Weights
 
 

@@ -1,0 +1,1 @@
+"""How an attempt begins: identity compared, checkpoint chosen and restored, the decision announced."""
