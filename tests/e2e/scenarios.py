@@ -15,6 +15,8 @@ from torch.utils.data import DataLoader, Dataset
 
 import samerun
 from samerun.data import WindowSampler
+from samerun.plan.batch import BatchRequest, plan_batch
+from samerun.plan.run import RunPlan
 from samerun.state.rng import seed_all
 
 WIDTH = 7
@@ -111,6 +113,7 @@ def train(
     draw_in_body: bool = True,
     keep_last: int = 5,
     longest: int = 40,
+    planned: bool = False,
 ) -> dict[str, Any]:
     """One start of the run at `path`; returns what it ended as."""
     rank = dist.get_rank() if dist.is_initialized() else 0
@@ -140,6 +143,7 @@ def train(
         max_norm=1.0,
         save_every=save_every,
         keep_last=keep_last,
+        plan=plan_for(global_batch, micro_batch) if planned else None,
     )
     losses = []
     with run:
@@ -170,3 +174,11 @@ def train_unsettled(path: str, **options: Any) -> dict[str, Any]:
         return train(path, **options)
     finally:
         opening.settle_bucket_order = settle
+
+
+def plan_for(global_batch: int, micro_batch: int) -> RunPlan:
+    """What a user plans before launching on this many ranks."""
+    ranks = dist.get_world_size() if dist.is_initialized() else 1
+    return RunPlan(
+        batch=plan_batch(BatchRequest(global_batch=global_batch, micro_batch=micro_batch, num_replicas=ranks))
+    )

@@ -144,6 +144,16 @@ def test_other_numbers_of_ranks_see_the_same_samples(ranks: RankPool, tmp_path: 
     assert ["topology was" in reason for reason in reasons] == [False, True, True, True]
 
 
+def test_what_a_plan_says_differently_on_other_ranks_is_said(ranks: RankPool, tmp_path: Path) -> None:
+    plan = {"planned": True, "draw_in_body": False}
+    start(ranks, 2, tmp_path / "run", tmp_path / "trace", at="window:4.step", wrap="ddp", **plan)
+    start(ranks, 1, tmp_path / "run", tmp_path / "trace", **plan)
+    files = sorted((tmp_path / "run" / "journal").glob("*.jsonl"))
+    started = [event for file in files for event in read_events(file) if event["event"] == "started"]
+    assert started[0]["plan_changes"] == []
+    assert started[1]["plan_changes"] == ["batch.num_accumulated: 3 → 6", "batch.num_replicas: 2 → 1"]
+
+
 def test_finished_run_says_so_and_trains_no_further(ranks: RankPool, tmp_path: Path) -> None:
     first = start(ranks, 1, tmp_path / "run", tmp_path / "trace", until=4)
     again = start(ranks, 1, tmp_path / "run", tmp_path / "trace", until=4)

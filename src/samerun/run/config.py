@@ -14,6 +14,7 @@ from samerun.core.component import COMPONENTS
 from samerun.data.source import DataSource
 from samerun.errors import UsageError
 from samerun.health.monitor import Mode
+from samerun.plan.run import RunPlan
 from samerun.preempt.budget import Preemption
 from samerun.run.goal import SaveInterval
 from samerun.state.extra import Stateful
@@ -36,6 +37,7 @@ class RunConfig:
     keep_last: int
     waive: tuple[str, ...]
     preemption: Preemption
+    plan: RunPlan | None
     health: Mode
 
     def __post_init__(self) -> None:

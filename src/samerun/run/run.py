@@ -25,6 +25,7 @@ from samerun.core.progress import Progress
 from samerun.data.source import as_source
 from samerun.errors import Stop, UsageError, WindowError
 from samerun.health.monitor import Mode
+from samerun.plan.run import RunPlan
 from samerun.preempt.budget import Preemption
 from samerun.preempt.flag import SignalWatch, StopFlag
 from samerun.preempt.sources import SourceWatch
@@ -79,6 +80,7 @@ class Run:
         keep_last: int = 5,
         waive: Sequence[str] = (),
         preemption: Preemption | None = None,
+        plan: RunPlan | None = None,
         health: str | Mode = Mode.OBSERVE,
     ) -> None:
         optimizers = as_mapping(optimizer)
@@ -102,6 +104,7 @@ class Run:
             keep_last=keep_last,
             waive=tuple(waive),
             preemption=preemption or Preemption(),
+            plan=plan,
             health=Mode.parse(health),
         )
         self._stop = StopFlag()

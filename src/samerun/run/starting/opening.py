@@ -13,9 +13,12 @@ from samerun.core.component import COMPONENTS, Component
 from samerun.core.environ import Launcher
 from samerun.core.events import Journal
 from samerun.data.source import Replica
+from samerun.errors import SchemaError
 from samerun.health.attach import monitor_of, pass_over_quarantined
 from samerun.health.monitor import Mode, Monitor
 from samerun.health.spike.detector import SpikeDetector
+from samerun.plan.record import diff, from_json, to_json
+from samerun.plan.run import RunPlan
 from samerun.preempt.flag import StopFlag
 from samerun.ranks.group import Group, Solo
 from samerun.ranks.topology import Topology, topology_of
@@ -71,6 +74,8 @@ def _open(config: RunConfig, stop: StopFlag, launcher: Launcher, topology: Topol
     config.source.attach(Replica(index=topology.replica, count=topology.num_replicas))
     components = _components(config, engine, live)
     facts = {"topology": _topology_facts(topology), "surroundings": surroundings(engine.device)}
+    if config.plan is not None:
+        facts["plan"] = to_json(config.plan)
     place = _place(config.path, plan, faults)
     store = Store(place, group=group, keep_last=config.keep_last, at=faults.at)
     faults.at("load")
@@ -236,6 +241,7 @@ def _announce(attempt: Attempt, config: RunConfig, topology: Topology, facts: Ma
             not_bitwise.append(
                 f"topology was {before}, is {facts['topology']}; random streams are derived, buffers rank 0's"
             )
+    planned = _plan_changes(started.saved_facts.get("plan"), config.plan)
     decision = getattr(config.source, "decision", None)
     data_policy = None if decision is None else f"{decision.policy.value}: {decision.reason}"
     if lead:
@@ -243,6 +249,8 @@ def _announce(attempt: Attempt, config: RunConfig, topology: Topology, facts: Ma
             started, path=config.path, topology=str(topology), not_bitwise=not_bitwise, data=data_policy
         ):
             say(line)
+        for line in planned:
+            say(f"  plan: {line}")
     attempt.journal.write(
         "started",
         sync=True,
@@ -255,5 +263,17 @@ def _announce(attempt: Attempt, config: RunConfig, topology: Topology, facts: Ma
         waived=list(started.waived),
         not_bitwise=not_bitwise,
         data=data_policy,
+        plan_changes=planned,
         facts=dict(facts),
     )
+
+
+def _plan_changes(saved: dict[str, Any] | None, now: RunPlan | None) -> list[str]:
+    """What the plan of this start says differently from the one that the checkpoint was saved under."""
+    if saved is None or now is None:
+        return []
+    try:
+        before = from_json(saved)
+    except SchemaError as error:
+        return [f"the saved one cannot be read ({error})"]
+    return [str(change) for change in diff(before, now)]
