@@ -39,8 +39,8 @@ soak: setup
 bench: setup
 	$(BIN)/python benchmarks/saves.py $(BENCH_ARGS)
 
-# Object-store servers that tests start and stop themselves: an S3 API (moto) and Azure Blob (Azurite, where npm exists)
-services: $(SERVICES)/.moto $(SERVICES)/.azurite
+# What tests start and stop themselves: an S3 API (moto), Azure Blob (Azurite, where npm exists), Slurm (where root may)
+services: $(SERVICES)/.moto $(SERVICES)/.azurite $(SERVICES)/.slurm
 
 $(SERVICES)/.moto:
 	$(PYTHON) -m venv $(SERVICES)/venv
@@ -51,6 +51,14 @@ $(SERVICES)/.azurite:
 	mkdir -p $(SERVICES)
 	if command -v npm >/dev/null; then npm install --silent --no-fund --no-audit --prefix $(SERVICES) $(AZURITE); \
 	else echo "npm is not installed: tests against Azure Blob will be skipped"; fi
+	touch $@
+
+$(SERVICES)/.slurm:
+	mkdir -p $(SERVICES)
+	if command -v slurmctld >/dev/null && command -v munged >/dev/null; then :; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq slurm-wlm munge >/dev/null; \
+	else echo "Slurm is not installed and apt-get is not for this user: its tests will be skipped"; fi
 	touch $@
 
 clean:
