@@ -1,7 +1,7 @@
 """Every layout of a number of ranks that a device size and a global batch allow: (D, TP, PP, micro, K), judged.
 
 Tensor parallelism is tried up to `max_tensor` (a node's links), pipeline stages up to the layers, and one or more
-ZeRO stages. Each layout is a whole memory plan; those that do not fit are counted, not shown.
+ZeRO stages. Each layout has the bounds of a whole memory plan; those that do not fit are counted, not shown.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import ClassVar
 
 from samerun.errors import UsageError
 from samerun.plan import checks
-from samerun.plan.memory.plan import MemoryPlan, Verdict, plan_memory
+from samerun.plan.memory.peak import PeakBounds
+from samerun.plan.memory.plan import Verdict, judge
 from samerun.plan.memory.request import Layout, MemoryRequest, Microbatch
 from samerun.plan.mesh import Mesh
 
@@ -71,15 +72,17 @@ class LayoutsPlan:
 def plan_layouts(request: LayoutsRequest) -> LayoutsPlan:
     """Judges every layout. Raises UsageError when the request lacks a shape, a sequence length or a device."""
     found, ruled_out = [], 0
+    peaks = PeakBounds()
     for layout, batch in _candidates(request):
         try:
-            plan = plan_memory(replace(request.memory, layout=layout, batch=batch))
+            memory = replace(request.memory, layout=layout, batch=batch)
         except UsageError:  # heads or layers do not divide: this mesh does not exist for this model
             continue
-        if plan.verdict is Verdict.DOES_NOT_FIT:
+        choice = _choice(memory, peaks.of(memory))
+        if choice.verdict is Verdict.DOES_NOT_FIT:
             ruled_out += 1
         else:
-            found.append(_choice(plan))
+            found.append(choice)
     found.sort(key=_preference)
     return LayoutsPlan(
         num_ranks=request.num_ranks, global_batch=request.global_batch, choices=tuple(found), num_ruled_out=ruled_out
@@ -123,20 +126,19 @@ def _powers(limit: int) -> list[int]:
     return [2**power for power in range(max(1, limit).bit_length()) if 2**power <= max(1, limit)]
 
 
-def _choice(plan: MemoryPlan) -> LayoutChoice:
-    mesh, batch = plan.request.layout.mesh, plan.request.batch
-    assert plan.request.device is not None
-    assert plan.verdict is not None
-    top = plan.lower_bytes if plan.upper_bytes is None else plan.upper_bytes
+def _choice(memory: MemoryRequest, peak: tuple[int, int | None]) -> LayoutChoice:
+    mesh, batch, (lower, upper) = memory.layout.mesh, memory.batch, peak
+    assert memory.device is not None
+    device = memory.device.num_bytes
     return LayoutChoice(
         num_replicas=mesh.num_replicas,
         num_tensor=mesh.num_tensor,
         num_pipeline=mesh.num_pipeline,
-        zero_stage=plan.request.layout.zero_stage,
+        zero_stage=memory.layout.zero_stage,
         micro_batch=batch.num_sequences,
         num_accumulated=batch.num_accumulated,
-        lower_bytes=plan.lower_bytes,
-        upper_bytes=plan.upper_bytes,
-        headroom_bytes=plan.request.device.num_bytes - top,
-        verdict=plan.verdict,
+        lower_bytes=lower,
+        upper_bytes=upper,
+        headroom_bytes=device - (lower if upper is None else upper),
+        verdict=judge(lower, upper, device),
     )

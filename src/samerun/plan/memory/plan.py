@@ -10,16 +10,15 @@ communication buffers, fragmentation: one stated reserve) and at operators that 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import ClassVar
 
-from samerun.plan.memory.activations import activation_terms
-from samerun.plan.memory.counts import rank_counts
+from samerun.plan.memory.peak import bounds, stages
 from samerun.plan.memory.request import MemoryRequest
-from samerun.plan.memory.states import state_terms
 from samerun.plan.memory.term import Phase, Term
-from samerun.plan.memory.transient import host_terms, transient_terms
+from samerun.plan.memory.transient import host_terms
 
 
 class Verdict(Enum):
@@ -64,46 +63,24 @@ class MemoryPlan:
         raise KeyError(name)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Stage:
-    name: str
-    terms: tuple[Term, ...]
-    hosts: tuple[Term, ...]
-    lower: dict[Phase, int]
-    upper: dict[Phase, int | None]
-
-    @property
-    def lower_bytes(self) -> int:
-        return max(self.lower.values())
-
-    @property
-    def upper_bytes(self) -> int | None:
-        known = [value for value in self.upper.values() if value is not None]
-        return max(known) if len(known) == len(self.upper) else None
-
-
 def plan_memory(request: MemoryRequest) -> MemoryPlan:
     """Bounds on the peak device memory of one rank, term by term, and the verdict for `request.device`.
 
     Raises UsageError for impossible requests (see MemoryRequest). Sizes in bytes. Sources are in each term.
     """
-    stages = [_stage(request, is_last=False), _stage(request, is_last=True)]
-    if request.layout.mesh.num_pipeline == 1:
-        stages = stages[1:]
-    fullest = max(stages, key=lambda stage: (stage.upper_bytes or 0, stage.lower_bytes))
-    lower = max(stage.lower_bytes for stage in stages)
-    uppers = [stage.upper_bytes for stage in stages]
-    upper = None if None in uppers else max(value or 0 for value in uppers)
+    found = stages(request)
+    fullest = max(found, key=lambda stage: (stage.upper_bytes or 0, stage.lower_bytes))
+    lower, upper = bounds(found)
     device = None if request.device is None else request.device.num_bytes
     return MemoryPlan(
         request=request,
-        stage=fullest.name,
+        stage="only" if len(found) == 1 else "last" if fullest.is_last else "first",
         terms=fullest.terms,
-        host_terms=fullest.hosts,
+        host_terms=tuple(host_terms(request, list(fullest.state.terms))),
         lower_bytes=lower,
         upper_bytes=upper,
-        lower_phase=max(Phase, key=lambda phase: fullest.lower[phase]),
-        upper_phase=max(Phase, key=lambda phase: fullest.upper[phase] or 0),
+        lower_phase=_fullest_phase(fullest.lower),
+        upper_phase=_fullest_phase(fullest.upper),
         verdict=None if device is None else judge(lower, upper, device),
         short_bytes=0 if device is None else max(0, lower - device),
         left_bytes=0 if device is None else max(0, device - lower),
@@ -119,23 +96,5 @@ def judge(lower_bytes: int, upper_bytes: int | None, device_bytes: int) -> Verdi
     return Verdict.CANNOT_TELL
 
 
-def _stage(request: MemoryRequest, *, is_last: bool) -> _Stage:
-    counts = rank_counts(request, is_last_stage=is_last)
-    state = state_terms(request, counts)
-    terms = (
-        *state,
-        *activation_terms(request, counts, is_last_stage=is_last),
-        *transient_terms(request, counts),
-    )
-    return _Stage(
-        name="only" if request.layout.mesh.num_pipeline == 1 else "last" if is_last else "first",
-        terms=terms,
-        hosts=tuple(host_terms(request, state)),
-        lower={phase: sum(term.lower_in(phase) for term in terms) for phase in Phase},
-        upper={phase: _sum_upper(terms, phase) for phase in Phase},
-    )
-
-
-def _sum_upper(terms: tuple[Term, ...], phase: Phase) -> int | None:
-    sizes = [term.upper_in(phase) for term in terms]
-    return None if None in sizes else sum(size or 0 for size in sizes)
+def _fullest_phase(sizes: Sequence[int | None]) -> Phase:
+    return max(zip(Phase, sizes, strict=True), key=lambda each: each[1] or 0)[0]
