@@ -33,6 +33,11 @@ class Journal:
         if sync:
             os.fsync(self._descriptor)
 
+    def sync(self) -> None:
+        """Returns when every line so far is on the disk."""
+        if self._descriptor is not None:
+            os.fsync(self._descriptor)
+
     def close(self) -> None:
         if self._descriptor is not None:
             os.close(self._descriptor)

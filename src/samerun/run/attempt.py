@@ -29,6 +29,7 @@ from samerun.run.ending.stopping import Stopping
 from samerun.run.faults import FaultPoints
 from samerun.run.goal import Goal
 from samerun.run.history import Coverage, Losses
+from samerun.run.samples import SampleLedger, open_samples
 from samerun.run.starting.announce import say
 from samerun.run.starting.start import Started
 from samerun.run.trace import Trace
@@ -78,6 +79,11 @@ class Attempt:
         self.journal = journal
         self.trace = trace
         self._health = health
+        self._samples = SampleLedger(
+            open_samples(parts.config.path, started.attempt, leads=self.leads),
+            replicas=parts.topology.num_replicas,
+            say=say,
+        )
         self._saved = parts.live.progress if started.checkpoint is not None else None
         self._saved_name = started.checkpoint
         self._saved_at = parts.clock.monotonic_seconds()
@@ -106,6 +112,7 @@ class Attempt:
         """
         parts = self._parts
         parts.faults.at(f"edge:{self.progress.windows}")
+        self._samples.began(parts.config.source, attempt=self.started.attempt, window=int(self.progress.windows))
         self.trace.edge(self.progress, parts.components)
         self.stopping.at_edge()
         if self._agreed is not None and self._agreed.num_abandon:
@@ -159,6 +166,7 @@ class Attempt:
         if self._health is not None:
             self._health.close()
         self.journal.close()
+        self._samples.close()
         self.trace.close()
         self._parts.group.close()
 
@@ -176,6 +184,7 @@ class Attempt:
         """Saves the state of this very moment and returns once it is durable. Collective."""
         parts = self._parts
         self.enter("save")
+        self._samples.sync()
         facts = {**parts.facts, "run_id": self.started.run_id, "parent": self._saved_name}
         state = {component.name: component.capture() for component in parts.components}
         began = parts.clock.monotonic_seconds()
@@ -195,6 +204,7 @@ class Attempt:
             )
         parts.config.source.commit(data)
         live.progress = decision.progress_after(live.progress)
+        self._samples.decided(data, decision)
         alert = live.losses.after(decision)
         live.coverage.after(agreed)
         step_schedulers(parts.config.schedulers, decision)

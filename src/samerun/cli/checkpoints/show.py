@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from samerun.checkpoint.catalog import num_elements, read_manifest
+from samerun.cli.checkpoints.samples import show_samples
 from samerun.cli.checkpoints.target import answer, catalog_of, describe, find, open_run, split_target, tags_by_name
 from samerun.core.units import format_bytes
 from samerun.format.dtypes import ITEM_BYTES
@@ -21,11 +22,21 @@ def register(app: typer.Typer, name: str, summary: str) -> None:
 def show(
     target: Annotated[str, typer.Argument(help="RUN, or RUN@NAME where NAME is a checkpoint or a tag.")],
     tensors: Annotated[bool, typer.Option("--tensors", help="Every tensor with its dtype and shape.")] = False,
+    samples: Annotated[
+        bool, typer.Option("--samples", help="Audit which samples the run's windows took, over all attempts.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")] = False,
 ) -> None:
-    """Show the components, progress and facts of one checkpoint (the newest unless NAME says which)."""
+    """Show the components, progress and facts of one checkpoint (the newest unless NAME says which).
+
+    With --samples: what the whole run trained on, window by window, without opening the data; exit code 3 when a
+    position came twice, was left out, or held other samples than its order says.
+    """
     path, name = split_target(target)
     storage = open_run(path)
+    if samples:
+        show_samples(storage, name, as_json=as_json)
+        return
     entry = find(storage, catalog_of(storage), name)
     manifest, _ = read_manifest(storage, entry.name)
     components = {key: _component(value, tensors) for key, value in manifest.components.items()}
