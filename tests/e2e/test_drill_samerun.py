@@ -16,9 +16,9 @@ from samerun.core.component import COMPONENTS
 HERE = Path(__file__).parent
 
 
-def drill(*options: str, until: int = 10, num_ranks: int = 1) -> tuple[int, dict[str, Any]]:
+def drill(*options: str, until: int = 10, num_ranks: int = 1, last: str = "") -> tuple[int, dict[str, Any]]:
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "{nproc}"] if num_ranks > 1 else []
-    command = [sys.executable, *launcher, str(HERE / "tiny_train.py"), "{out}", str(until)]
+    command = [sys.executable, *launcher, str(HERE / "tiny_train.py"), "{out}", str(until), *last.split()]
     done = subprocess.run(
         [sys.executable, "-m", "samerun.cli", "drill", *options, "--json", "--", *command],
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{HERE}:{os.environ.get('PYTHONPATH', '')}"},
@@ -67,7 +67,7 @@ def test_five_kills_on_two_ranks() -> None:
 
 @pytest.mark.soak
 def test_samples_stay_the_same_on_fewer_ranks_and_dropout_makes_it_drift() -> None:
-    code, told = drill("topology", "--nproc", "3,2,1", until=9, num_ranks=3)
+    code, told = drill("topology", "--nproc", "3,2,1", until=9, num_ranks=3, last="alike")
     assert (code, told["verdict"]) == (3, "drift"), told
     assert all(told["components"][name]["verdict"] == "same" for name in ("cursor", "samples", "steps", "scheduler"))
     assert told["cause"] == []

@@ -14,6 +14,8 @@ on_ranks = "RANK" in os.environ
 if on_ranks:
     dist.init_process_group("gloo")
 until = int(sys.argv[2]) if len(sys.argv) > 2 else 10
-scenarios.train(sys.argv[1], wrap="ddp" if on_ranks else "none", until=until, precision="fp16")
+alike = "alike" in sys.argv  # nothing that each rank draws for itself: the run may go on with other numbers of ranks
+wrap = "ddp" if on_ranks else "none"
+scenarios.train(sys.argv[1], wrap=wrap, until=until, precision="fp32" if alike else "fp16", draw_in_body=not alike)
 if on_ranks:
     dist.destroy_process_group()

@@ -21,6 +21,7 @@ from samerun.run.faults import FaultPlan
 OUT: Final = "{out}"
 NPROC: Final = "{nproc}"
 _RUN_FOLDER: Final = "samerun-run"
+_SEARCHED_LINES: Final = 200
 _WANTS_TERMINAL: Final = ("/dev/tty", "not a tty", "Inappropriate ioctl", "EOF when reading a line")
 _AGAIN: Final = re.compile(r"\{resume:(.*)\}")
 """A word that is there only when the command is started again."""
@@ -143,10 +144,17 @@ def _filled(word: str, given: dict[str, str]) -> str:
 
 def why_it_failed(ended: Ended, *, timeout_seconds: float) -> str:
     """Of a start that should have ended with 0: the exit, what may lie behind it, its last lines."""
-    tail = ended.tail()
+    tail = _last_lines(ended)
     if ended.exit_code is None:
         return f"it did not end within {timeout_seconds:g} s (--timeout)\n{tail}"
     hint = ""
     if any(said in tail for said in _WANTS_TERMINAL):
         hint = "; it seems to want a terminal or an answer, and a drill gives it none"
     return f"exit {ended.exit_code}{hint}\n{tail}"
+
+
+def _last_lines(ended: Ended) -> str:
+    """The end of the output, and above it what samerun said last: launchers bury reasons under reports of their own."""
+    tail = ended.tail().splitlines()
+    said = [line for line in ended.tail(_SEARCHED_LINES).splitlines() if "samerun: " in line][-1:]
+    return "\n".join([*(line for line in said if line not in tail), *tail])
