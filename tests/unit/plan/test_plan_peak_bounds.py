@@ -24,7 +24,7 @@ from samerun.plan import (
     Shape,
     plan_memory,
 )
-from samerun.plan.memory.peak import PeakBounds, largest
+from samerun.plan.memory.plan import PeakBounds
 
 SHAPE = Shape(
     family=Family.LLAMA, num_layers=7, hidden_size=96, num_heads=12, num_kv_heads=4, head_size=8, ffn_size=264,
@@ -75,8 +75,6 @@ def test_shared_bounds_are_those_of_a_fresh_plan(request_: MemoryRequest) -> Non
 
 
 def test_an_unknown_size_makes_the_largest_unknown() -> None:
-    assert largest([1, None, 3]) is None
-    assert largest([1, 4, 3]) == 4
     peaks = PeakBounds()
     without_length = replace(BASE, batch=Microbatch())
     assert peaks.of(without_length) == (plan_memory(without_length).lower_bytes, None)

@@ -13,8 +13,7 @@ from typing import ClassVar
 
 from samerun.errors import UsageError
 from samerun.plan import checks
-from samerun.plan.memory.peak import PeakBounds
-from samerun.plan.memory.plan import Verdict, judge
+from samerun.plan.memory.plan import PeakBounds, Verdict, judge
 from samerun.plan.memory.request import Layout, MemoryRequest, Microbatch
 from samerun.plan.mesh import Mesh
 
