@@ -39,6 +39,9 @@ class Measured:
 
     small_squared_norm: float
     big_squared_norm: float
+    small_batch: float | None = None
+    """Of this window, where windows differ (tokens); None: the batch that the whole plan is asked with."""
+    big_batch: float | None = None
 
     def __post_init__(self) -> None:
         checks.not_negative("squared norm of the small batch", self.small_squared_norm, "5.25")
@@ -89,30 +92,28 @@ def harmonic_batch(token_counts: Sequence[float]) -> float:
     return len(token_counts) / math.fsum(1 / count for count in token_counts)
 
 
-def plan_noise(windows: Sequence[Measured], small_batch: float, big_batch: float) -> NoisePlan:
-    """The noise scale of these windows. Raises UsageError when the batches are equal or no window is given."""
-    checks.positive("small batch", small_batch, "--small 4")
-    checks.positive("big batch", big_batch, "--big 64")
-    if small_batch >= big_batch:
-        raise UsageError(
-            f"two different batches are needed, small below big, got {small_batch:g} and {big_batch:g}; "
-            "with one replica use microbatch norms as the small batch"
-        )
+def plan_noise(
+    windows: Sequence[Measured], small_batch: float | None = None, big_batch: float | None = None
+) -> NoisePlan:
+    """The noise scale of these windows, each with its own batches, or with those given here for all of them.
+
+    Raises UsageError when a window's batches are unknown or not small below big, or no window is given. The plan
+    names the windows' mean batches. With batches that differ, |G|² and tr Σ are means of the windows' own estimates.
+    """
     if not windows:
         raise UsageError("no measured window; give at least one, 40 or more for an interval")
-    small = math.fsum(window.small_squared_norm for window in windows) / len(windows)
-    big = math.fsum(window.big_squared_norm for window in windows) / len(windows)
-    gradient = squared_gradient(small, big, small_batch, big_batch)
-    trace = noise_trace(small, big, small_batch, big_batch)
+    batches = [_batches(window, small_batch, big_batch) for window in windows]
+    norms = [(window.small_squared_norm, window.big_squared_norm) for window in windows]
+    gradients = [squared_gradient(*norm, *batch) for norm, batch in zip(norms, batches, strict=True)]
+    traces = [noise_trace(*norm, *batch) for norm, batch in zip(norms, batches, strict=True)]
+    gradient, trace = _mean(gradients), _mean(traces)
     scale = trace / gradient if gradient > 0 else None
-    interval = noise_interval(
-        [squared_gradient(w.small_squared_norm, w.big_squared_norm, small_batch, big_batch) for w in windows],
-        [noise_trace(w.small_squared_norm, w.big_squared_norm, small_batch, big_batch) for w in windows],
-    )
+    interval = noise_interval(gradients, traces)
     is_sure = scale is not None and interval is not None and scale > 0
+    big = _mean([batch for _, batch in batches])
     return NoisePlan(
-        small_batch=small_batch,
-        big_batch=big_batch,
+        small_batch=_mean([batch for batch, _ in batches]),
+        big_batch=big,
         num_windows=len(windows),
         squared_gradient=gradient,
         noise_trace=trace,
@@ -120,8 +121,27 @@ def plan_noise(windows: Sequence[Measured], small_batch: float, big_batch: float
         lower=interval[0] if interval else None,
         upper=interval[1] if interval else None,
         is_identifiable=is_sure,
-        efficiency=1 / (1 + scale / big_batch) if is_sure and scale is not None else None,
+        efficiency=1 / (1 + scale / big) if is_sure and scale is not None else None,
     )
+
+
+def _batches(window: Measured, small_batch: float | None, big_batch: float | None) -> tuple[float, float]:
+    small = window.small_batch if small_batch is None else small_batch
+    big = window.big_batch if big_batch is None else big_batch
+    if small is None or big is None:
+        raise UsageError("the measurements name no batches; give --small 4 --big 64")
+    checks.positive("small batch", small, "--small 4")
+    checks.positive("big batch", big, "--big 64")
+    if small >= big:
+        raise UsageError(
+            f"two different batches are needed, small below big, got {small:g} and {big:g}; "
+            "with one replica use microbatch norms as the small batch"
+        )
+    return small, big
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
 
 
 def noise_interval(gradients: Sequence[float], traces: Sequence[float]) -> tuple[float, float] | None:

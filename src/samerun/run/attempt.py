@@ -7,7 +7,7 @@ decided:   cursor, counters, history, learning rate; flags for the coming edge
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from samerun.checkpoint import Store
@@ -217,6 +217,7 @@ class Attempt:
                 loss=repr(outcome.loss),
                 scale=outcome.scale,
             )
+        self._say_noise(data.index)
         if alert is not None:
             self.journal.write("skip_rate", alert=alert, value=live.losses.skips.value)
             if self.leads:
@@ -227,6 +228,11 @@ class Attempt:
 
         if self._health is not None:
             self._health.decided(decided_of(data, decision))
+
+    def _say_noise(self, window: int) -> None:
+        probe = self._parts.engine.noise
+        if probe is not None and probe.last is not None:
+            self.journal.write("noise", window=window, **asdict(probe.last))  # what `samerun plan noise RUN` reads
 
     def _at(self, point: str) -> None:
         if self._health is not None:

@@ -29,6 +29,19 @@ _NUM_WINDOWS: Final = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NoiseMeasurement:
+    """One measured window: mean squared norm of the microbatches' mean gradients, and that of the window's.
+
+    Batches are in units of the weights (tokens or samples); the small one is the harmonic mean of the microbatches.
+    """
+
+    small_squared_norm: float
+    big_squared_norm: float
+    small_batch: float
+    big_batch: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NoiseEstimate:
     """B_simple = tr Σ / |G|² in units of the weights (tokens or samples), with its 95 % interval."""
 
@@ -66,6 +79,8 @@ class NoiseProbe:
         self._sync = sync
         self._before: list[torch.Tensor | None] | None = None
         self._sums: torch.Tensor | None = None
+        self.last: NoiseMeasurement | None = None
+        """Of the window decided last; None when that one was not measured, or skipped."""
         self._gradients: deque[float] = deque(maxlen=_NUM_WINDOWS)
         self._traces: deque[float] = deque(maxlen=_NUM_WINDOWS)
 
@@ -100,13 +115,16 @@ class NoiseProbe:
         """Takes the window in, once all ranks' sums are known; `backward_scale` is what each loss was multiplied by."""
         squares, inverse, num = sums
         measured = self._sums is not None and outcome.updated and num > 0
-        self._sums, self._before = None, None
+        self._sums, self._before, self.last = None, None, None
         if not measured or not math.isfinite(squares):
             return
         small_batch, big_batch = num / inverse, outcome.weight
         if small_batch >= big_batch:
             return
         small, big = squares / num / backward_scale**2, outcome.grad_norm**2
+        self.last = NoiseMeasurement(
+            small_squared_norm=small, big_squared_norm=big, small_batch=small_batch, big_batch=big_batch
+        )
         self._gradients.append(squared_gradient(small, big, small_batch, big_batch))
         self._traces.append(noise_trace(small, big, small_batch, big_batch))
 

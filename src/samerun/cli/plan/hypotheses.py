@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from samerun.cli.plan import output
 from samerun.cli.plan.parser import COUNT, REAL, WHOLE, Parser
@@ -13,6 +14,8 @@ from samerun.errors import ExitCode, UsageError
 from samerun.plan.noise import Measured, NoisePlan, plan_noise, steps_and_samples
 from samerun.plan.record import to_json
 from samerun.plan.scaling import Hyper, ScalingPlan, plan_scaling
+
+_MEASURED: Final = tuple(field.name for field in fields(Measured))
 
 
 def scaling(arguments: Sequence[str]) -> ExitCode:
@@ -50,17 +53,18 @@ def noise(arguments: Sequence[str]) -> ExitCode:
     parser = Parser(
         name="noise",
         summary="Gradient noise scale from squared gradient norms at two batch sizes, with its interval.",
-        examples=("--small 4 --big 64 --norms 5.25 0.5625", "measurements.jsonl --small 16 --big 64"),
+        examples=("--small 4 --big 64 --norms 5.25 0.5625", "measurements.jsonl --small 16 --big 64", "runs/sft"),
         notes=(
-            "A file has one JSON object a line with small_squared_norm and big_squared_norm; a directory is a\n"
-            "run, whose journal is read. Lines with updated=false are skipped windows and are left out; a\n"
-            "window that was run again after a resume counts once."
+            "A file has one JSON object a line with small_squared_norm and big_squared_norm, and small_batch and\n"
+            "big_batch where windows differ; a directory is a run with noise_every=, whose journal has all four.\n"
+            "Lines with updated=false are skipped windows and are left out; a window that was run again after a\n"
+            "resume counts once."
         ),
     )
     add = parser.add_argument
     add("file", nargs="?", metavar="FILE", help="JSON lines, or a run's directory")
-    add("--small", type=REAL, required=True, metavar="B", help="batch of the small norms (per replica)")
-    add("--big", type=REAL, required=True, metavar="B", help="batch of the big norms (the window)")
+    add("--small", type=REAL, metavar="B", help="batch of the small norms (a microbatch, a replica), for all windows")
+    add("--big", type=REAL, metavar="B", help="batch of the big norms (the window), for all windows")
     add("--norms", type=REAL, nargs=2, metavar=("SMALL", "BIG"), help="mean squared norms, instead of a file")
     options = parser.parse_args(arguments)
     if (options.file is None) == (options.norms is None):
@@ -83,15 +87,16 @@ def read_measurements(path: Path) -> list[Measured]:
     found: dict[Any, Measured] = {}
     for file in files:
         for number, event in _events(file):
-            small, big = event.get("small_squared_norm"), event.get("big_squared_norm")
-            if small is None or big is None or event.get("updated") is False:
+            values = {name: event[name] for name in _MEASURED if event.get(name) is not None}
+            if not {"small_squared_norm", "big_squared_norm"} <= set(values) or event.get("updated") is False:
                 continue
-            if not isinstance(small, (int, float)) or not isinstance(big, (int, float)):
-                raise UsageError(f"{file}, line {number}: squared norms must be numbers, got {small!r} and {big!r}")
-            key = event.get("window", (str(file), number))
-            found[key] = Measured(small_squared_norm=small, big_squared_norm=big)
+            wrong = [name for name, value in values.items() if not isinstance(value, (int, float))]
+            if wrong:
+                raise UsageError(f"{file}, line {number}: {wrong[0]} must be a number, got {values[wrong[0]]!r}")
+            found[event.get("window", (str(file), number))] = Measured(**values)
     if not found:
-        raise UsageError(f"{path} has no line with small_squared_norm and big_squared_norm")
+        hint = "; a run measures with Run(…, noise_every=10)" if path.is_dir() else ""
+        raise UsageError(f"{path} has no line with small_squared_norm and big_squared_norm{hint}")
     return list(found.values())
 
 
