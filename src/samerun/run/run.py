@@ -23,7 +23,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from samerun.core import environ
 from samerun.core.progress import Progress
 from samerun.data.source import as_source
-from samerun.errors import Stop, UsageError, WindowError
+from samerun.errors import Refused, Stop, UsageError, WindowError
 from samerun.health.monitor import Mode
 from samerun.plan.run import RunPlan
 from samerun.preempt.budget import Preemption
@@ -126,6 +126,8 @@ class Run:
         try:
             self._attempt = open_attempt(self._config, self._stop)
         except BaseException as error:
+            if isinstance(error, Refused) and environ.launcher().rank in (None, 0):
+                say(error.reason)  # a SystemExit ends the script without a word
             self._let_go(error, window=None)
             raise
         return self
