@@ -37,6 +37,8 @@ soak: setup
 	$(BIN)/python -m pytest -m soak --timeout 3600 $(PYTEST_ARGS)
 
 bench: setup
+	$(BIN)/python benchmarks/step.py
+	$(BIN)/python benchmarks/data.py
 	$(BIN)/python benchmarks/saves.py $(BENCH_ARGS)
 
 # What tests start and stop themselves: an S3 API (moto), Azure Blob (Azurite, where npm exists), Slurm (where root may)
