@@ -14,6 +14,7 @@ _HOME: Final[dict[str, str]] = {
     "Mesh": "mesh",
     "Family": "model.shape", "Shape": "model.shape", "gpt": "model.shape",
     "read_config": "model.hf_config", "shape_of_config": "model.hf_config",
+    "shape_of_tensors": "model.tensor_shapes",
     "Activations": "memory.request", "Adapter": "memory.request", "Attention": "memory.request",
     "Layout": "memory.request", "Loss": "memory.request", "MemoryRequest": "memory.request",
     "Method": "memory.request", "Microbatch": "memory.request", "Optimizer": "memory.request",

@@ -120,15 +120,17 @@ def _request(options: argparse.Namespace) -> asked.MemoryRequest:
     batch = asked.Microbatch(
         num_sequences=options.micro, sequence_length=options.seq, num_accumulated=options.accumulate
     )
-    return request_of(options, layout, batch)
+    return request_of(options, layout, batch, shape_of(options))
 
 
-def request_of(options: argparse.Namespace, layout: asked.Layout, batch: asked.Microbatch) -> asked.MemoryRequest:
-    """The request that the model and training options describe, on a layout."""
+def request_of(
+    options: argparse.Namespace, layout: asked.Layout, batch: asked.Microbatch, shape: Shape | None
+) -> asked.MemoryRequest:
+    """The request that the training options describe, for a model on a layout."""
     mode, segment = _recompute(options.recompute)
     return asked.MemoryRequest(
         num_params=options.params,
-        shape=_shape(options),
+        shape=shape,
         method=options.method,
         precision=options.precision,
         optimizer=options.optimizer,
@@ -155,7 +157,8 @@ def _recompute(text: str) -> tuple[asked.Recompute, int]:
     raise UsageError(f"--recompute {text!r} is unknown; write one of: none, selective, full, every-4, sqrt")
 
 
-def _shape(options: argparse.Namespace) -> Shape | None:
+def shape_of(options: argparse.Namespace) -> Shape | None:
+    """The shape that --config or --layers and its like give; None when neither is there."""
     by_hand = [name for name in ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab") if getattr(options, name)]
     if options.config is not None:
         from samerun.plan.model.hf_config import read_config  # reads json and paths: only when asked

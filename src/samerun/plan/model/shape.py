@@ -126,11 +126,11 @@ def gpt(*, num_layers: int, hidden_size: int, num_heads: int, vocab_size: int, m
     )  # fmt: skip
 
 
-def check_params(shape: Shape, num_params: int) -> None:
+def check_params(shape: Shape, num_params: int, *, given: str = "--params") -> None:
     """Raises UsageError when a stated parameter count and a shape are more than 5 % apart: one of them is wrong."""
     counted = shape.num_params
     if abs(counted - num_params) > 0.05 * num_params:
         raise UsageError(
-            f"--params {num_params:.4g} and the shape disagree: the shape has {counted:.4g} parameters "
-            f"({counted / num_params - 1:+.0%}); drop --params, or correct the shape"
+            f"{given} {num_params:.4g} and the shape disagree: the shape has {counted:.4g} parameters "
+            f"({counted / num_params - 1:+.0%}); drop {given}, or correct the shape"
         )
