@@ -38,6 +38,10 @@ def full(number: int) -> torch.Tensor:
 
 def distributed(number: int, mesh_shape: list[int], word: str, *, blank: bool = False) -> torch.Tensor:
     tensor = torch.full_like(full(number), -1.0) if blank else full(number)
+    if (
+        not dist.is_initialized()
+    ):  # a mesh would make a group of its own, and this rank would count one more than others
+        return tensor
     mesh = init_device_mesh("cpu", tuple(mesh_shape))
     placements = [WORDS[letter] for letter in word]
     placements = [p if not isinstance(p, Shard) or p.dim < tensor.dim() else Replicate() for p in placements]
