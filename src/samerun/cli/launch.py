@@ -33,7 +33,7 @@ def launch(
     journal/launch.jsonl. Exit codes: 0 done, 75 stopped and saved (start me again), 93 do not start me again, 4
     refused, 1 failed.
     """
-    # A warning that comes before torchrun watches for it, or after it has ended, must not kill what is starting or saved.
+    # A warning before torchrun watches for it, or after it has ended, must not kill what starts or was saved.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     from samerun.launch.again import launch_until_done
     from samerun.launch.ledger import Limits
