@@ -191,7 +191,7 @@ def host_reads(way: Iterator[float]) -> float:
 
 
 def peak_bytes(num_microbatches: int) -> int:
-    """Of a process that trains 96 microbatches, so many a window."""
+    """Of a process that trains 64 microbatches, so many a window."""
     code = f"import runpy, sys; m = runpy.run_path({str(Path(__file__))!r}); m['train_for_memory']({num_microbatches})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return int(done.stdout)
@@ -199,14 +199,14 @@ def peak_bytes(num_microbatches: int) -> int:
 
 def train_for_memory(num_microbatches: int) -> None:
     torch.set_num_threads(1)
-    lane = Lane(Shape(width=256, num_layers=4, length=128), 8)
+    lane = Lane(Shape(width=128, num_layers=2, length=64), 8)
     data = samerun.Data(lane.dataset, global_batch=num_microbatches * 8, micro_batch=8)
     with (
         tempfile.TemporaryDirectory() as folder,
         contextlib.redirect_stderr(io.StringIO()),
         samerun.Run(folder, model=lane.model, optimizer=lane.optimizer, data=data, save_every="1000 updates") as run,
     ):
-        for window in run.windows(until=96 // num_microbatches):
+        for window in run.windows(until=64 // num_microbatches):
             for batch in window:
                 window.backward(*token_loss(lane.model, batch))
             window.step()
