@@ -28,8 +28,7 @@ OVERSIZED = {
 }
 """Over a limit of lines or parameters → (what is allowed, why). Only ever shrinks."""
 
-CROWDED = {
-}
+CROWDED = {}
 
 ENVIRONMENT = {
     "samerun.core.environ": "the one reader",
