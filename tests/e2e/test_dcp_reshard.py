@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,6 +39,11 @@ TRAINING_CASES = [
 ]
 
 
+def quick(cases: list[Any], *numbers: int) -> list[Any]:
+    """These cases in every run, the others in the long one: eight ranks take their time on two cores."""
+    return [case if n in numbers else pytest.param(*case, marks=pytest.mark.soak) for n, case in enumerate(cases)]
+
+
 def world(mesh: list[int]) -> int:
     size = 1
     for number in mesh:
@@ -47,7 +53,7 @@ def world(mesh: list[int]) -> int:
 
 @pytest.mark.parametrize(
     ("before", "cut", "after", "other_cut", "planner"),
-    [*((*case, "ours") for case in TENSOR_CASES), *((*case, "stock") for case in TENSOR_CASES[:3])],
+    quick([*((*case, "ours") for case in TENSOR_CASES), *((*case, "stock") for case in TENSOR_CASES[:3])], 0, 2, 3, 5),
 )
 def test_any_mesh_loads_what_any_mesh_saved(
     ranks: RankPool, tmp_path: Path, before: list[int], cut: str, after: list[int], other_cut: str, planner: str
@@ -58,7 +64,7 @@ def test_any_mesh_loads_what_any_mesh_saved(
     assert answers == [[]] * world(after)
 
 
-@pytest.mark.parametrize(("before", "num_before", "after", "num_after"), TRAINING_CASES)
+@pytest.mark.parametrize(("before", "num_before", "after", "num_after"), quick(TRAINING_CASES, 0, 2, 3, 10))
 def test_a_training_comes_back_in_any_wrapping(
     ranks: RankPool, tmp_path: Path, before: str, num_before: int, after: str, num_after: int
 ) -> None:
