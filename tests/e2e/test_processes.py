@@ -156,7 +156,7 @@ def events_once_left(run: Path, *, seconds: float) -> list[dict[str, Any]]:
     """The journal, once its attempt has left. Ranks of torchrun have sessions of their own: nobody reaps them here."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        events = [event for file in (run / "journal").glob("*.jsonl") for event in read_events(file)]
+        events = [event for file in (run / "journal").glob("??????.jsonl") for event in read_events(file)]
         if events and events[-1]["event"] == "left":
             return events
         time.sleep(0.1)
