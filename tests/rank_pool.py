@@ -1,7 +1,9 @@
 """Ranks that are started once and reused: importing torch costs more than most tests.
 
 `pool.run(3, "scenarios:train", path=…)` calls the function on ranks 0 to 2 of a fresh gloo group of three. A rank that
-raised answers with its error; a rank that died or hung is a failure of the test, and the pool starts anew.
+raised answers with its error; a rank that died or hung is a failure of the test, which prints where each rank was, and
+the pool starts anew. The store that the ranks meet at is served by the pool itself: a file store is deleted by whichever
+rank leaves last by count, and a rank that is slow to leave then waits for the file.
 """
 
 from __future__ import annotations
@@ -9,13 +11,15 @@ from __future__ import annotations
 import json
 import os
 import selectors
+import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from torch.distributed import TCPStore
 
 HERE = Path(__file__).parent
 
@@ -33,7 +37,7 @@ class RankError(Exception):
 class RankPool:
     def __init__(self) -> None:
         self._ranks: list[subprocess.Popen[str]] = []
-        self._folder = tempfile.TemporaryDirectory(prefix="rank-pool-")
+        self._store: TCPStore | None = None
         self._num_tasks = 0
 
     def run(
@@ -62,6 +66,8 @@ class RankPool:
         **arguments: Any,
     ) -> list[dict[str, Any]]:
         """Each rank's answer: {"result": …} or {"error": …, "text": …, "trace": …}."""
+        if self._store is None:
+            self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         while len(self._ranks) < world_size:
             self._ranks.append(self._start())
         self._num_tasks += 1
@@ -72,7 +78,7 @@ class RankPool:
                 "call": call,
                 "arguments": arguments,
                 "environ": dict(environ or {}),
-                "rendezvous": str(Path(self._folder.name) / f"task-{self._num_tasks}"),
+                "store": {"port": self._store.port, "prefix": f"task-{self._num_tasks}"},
             }
             pipe = self._ranks[rank].stdin
             assert pipe is not None
@@ -81,12 +87,19 @@ class RankPool:
         try:
             return [self._read(rank, time.monotonic() + timeout_seconds) for rank in range(world_size)]
         except BaseException:
+            self._tell_where_they_are()
             self._end()
             raise
 
     def close(self) -> None:
         self._end()
-        self._folder.cleanup()
+        self._store = None
+
+    def _tell_where_they_are(self) -> None:
+        for process in self._ranks:
+            if process.poll() is None:
+                process.send_signal(signal.SIGUSR2)  # the worker's faulthandler writes every thread's stack
+                time.sleep(0.2)  # one rank's stacks at a time; nothing tells when a stack has been written
 
     def _end(self) -> None:
         for process in self._ranks:

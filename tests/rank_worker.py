@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import importlib
 import json
 import os
+import signal
 import sys
 import traceback
 from datetime import timedelta
@@ -19,6 +21,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what a task prints must not be taken for an answer
     torch.set_num_threads(1)
+    faulthandler.register(signal.SIGUSR2, all_threads=True)  # the pool asks a rank that hangs where it is
     for line in sys.stdin:
         task = json.loads(line)
         answers.write(json.dumps(answer(task)) + "\n")
@@ -35,7 +38,9 @@ def answer(task: dict[str, Any]) -> dict[str, Any]:
         if world_size > 1:
             dist.init_process_group(
                 "gloo",
-                init_method=f"file://{task['rendezvous']}",
+                store=dist.PrefixStore(
+                    task["store"]["prefix"], dist.TCPStore("127.0.0.1", task["store"]["port"], is_master=False)
+                ),
                 rank=rank,
                 world_size=world_size,
                 timeout=timedelta(seconds=60),
