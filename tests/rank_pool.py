@@ -2,8 +2,8 @@
 
 `pool.run(3, "scenarios:train", path=…)` calls the function on ranks 0 to 2 of a fresh gloo group of three. A rank that
 raised answers with its error; a rank that died or hung is a failure of the test, which prints where each rank was, and
-the pool starts anew. The store that the ranks meet at is served by the pool itself: a file store is deleted by whichever
-rank leaves last by count, and a rank that is slow to leave then waits for the file.
+the pool starts anew. The store that the ranks meet at is served by the pool itself: a file store is deleted by
+whichever rank leaves last by count, and a rank that is slow to leave then waits for the file.
 """
 
 from __future__ import annotations
