@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from samerun.core.lazy import lazy_names
 
 if TYPE_CHECKING:
     from samerun.checkpoint.catalog import Catalog, Entry, Rejected
@@ -12,24 +13,17 @@ if TYPE_CHECKING:
     from samerun.checkpoint.store import Store
     from samerun.checkpoint.tensors import Slices
 
-_HOME = {
-    "Catalog": "samerun.checkpoint.catalog",
-    "Checkpoint": "samerun.checkpoint.load.opened",
-    "Entry": "samerun.checkpoint.catalog",
-    "Pending": "samerun.checkpoint.save.pending",
-    "Rejected": "samerun.checkpoint.catalog",
-    "Slices": "samerun.checkpoint.tensors",
-    "Store": "samerun.checkpoint.store",
-}
-
 __all__ = ["Catalog", "Checkpoint", "Entry", "Pending", "Rejected", "Slices", "Store"]
 
-
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(importlib.import_module(_HOME[name]), name)
-    raise AttributeError(f"module 'samerun.checkpoint' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted(set(globals()) | set(__all__))
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "Catalog": "catalog",
+        "Checkpoint": "load.opened",
+        "Entry": "catalog",
+        "Pending": "save.pending",
+        "Rejected": "catalog",
+        "Slices": "tensors",
+        "Store": "store",
+    },
+)

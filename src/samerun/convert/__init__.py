@@ -5,25 +5,17 @@ An import is a beginning (warm start), an export is for use; neither is a run th
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from samerun.core.lazy import lazy_names
 
-_HOME = {
-    "Form": "samerun.convert.exporting",
-    "Foreign": "samerun.convert.sources",
-    "export": "samerun.convert.exporting",
-    "import_checkpoint": "samerun.convert.importing",
-    "read": "samerun.convert.sources",
-}
+__all__ = ["Foreign", "Form", "export", "import_checkpoint", "read"]
 
-__all__ = sorted(_HOME)
-
-
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(importlib.import_module(_HOME[name]), name)
-    raise AttributeError(f"module 'samerun.convert' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted(set(globals()) | set(__all__))
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "Foreign": "sources",
+        "Form": "exporting",
+        "export": "exporting",
+        "import_checkpoint": "importing",
+        "read": "sources",
+    },
+)

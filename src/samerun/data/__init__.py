@@ -2,36 +2,45 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from samerun.core.lazy import lazy_names
 
-_HOME = {
-    "Data": "loader",
-    "DataSource": "source",
-    "DataWindow": "source",
-    "EpochEnd": "windows",
-    "Guarantee": "source",
-    "MicroBatch": "source",
-    "PackedDocuments": "packing",
-    "Policy": "elastic",
-    "Positions": "cursor",
-    "Replica": "source",
-    "Stream": "adapters.stream",
-    "WindowSampler": "sampler",
-    "as_source": "source",
-    "audit": "ledger",
-    "ledger_line": "ledger",
-    "mix64": "coverage",
-}
+__all__ = [
+    "Data",
+    "DataSource",
+    "DataWindow",
+    "EpochEnd",
+    "Guarantee",
+    "MicroBatch",
+    "PackedDocuments",
+    "Policy",
+    "Positions",
+    "Replica",
+    "Stream",
+    "WindowSampler",
+    "as_source",
+    "audit",
+    "ledger_line",
+    "mix64",
+]
 
-__all__ = sorted(_HOME)
-
-
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(importlib.import_module(f"samerun.data.{_HOME[name]}"), name)
-    raise AttributeError(f"module 'samerun.data' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted(set(globals()) | set(__all__))
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "Data": "loader",
+        "DataSource": "source",
+        "DataWindow": "source",
+        "EpochEnd": "windows",
+        "Guarantee": "source",
+        "MicroBatch": "source",
+        "PackedDocuments": "packing",
+        "Policy": "elastic",
+        "Positions": "cursor",
+        "Replica": "source",
+        "Stream": "adapters.stream",
+        "WindowSampler": "sampler",
+        "as_source": "source",
+        "audit": "ledger",
+        "ledger_line": "ledger",
+        "mix64": "coverage",
+    },
+)

@@ -9,25 +9,17 @@ DCP's CheckpointException, which is no Exception, into the first failing rank's 
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from samerun.core.lazy import lazy_names
 
-_HOME = {
-    "LoadPlanner": "samerun.dcp.load_planner",
-    "Reader": "samerun.dcp.reader",
-    "SavePlanner": "samerun.dcp.save_planner",
-    "Writer": "samerun.dcp.writer",
-    "real_errors": "samerun.dcp.failures",
-}
+__all__ = ["LoadPlanner", "Reader", "SavePlanner", "Writer", "real_errors"]
 
-__all__ = sorted(_HOME)
-
-
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(importlib.import_module(_HOME[name]), name)
-    raise AttributeError(f"module 'samerun.dcp' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted(set(globals()) | set(__all__))
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "LoadPlanner": "load_planner",
+        "Reader": "reader",
+        "SavePlanner": "save_planner",
+        "Writer": "writer",
+        "real_errors": "failures",
+    },
+)

@@ -6,27 +6,17 @@ Public: `Step` for people who keep their own loop, and the modules `schedule` (l
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from samerun.core.lazy import lazy_names
 
-_HOME = {
-    "Step": "samerun.step.loop",
-    "Outcome": "samerun.step.outcome",
-    "Reason": "samerun.step.outcome",
-    "SkipRate": "samerun.step.skip_rate",
-}
-_MODULES = ("schedule", "recompute", "noise")
+__all__ = ["Outcome", "Reason", "SkipRate", "Step", "noise", "recompute", "schedule"]
 
-__all__ = sorted([*_HOME, *_MODULES])
-
-
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(importlib.import_module(_HOME[name]), name)
-    if name in _MODULES:
-        return importlib.import_module(f"samerun.step.{name}")
-    raise AttributeError(f"module 'samerun.step' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted(set(globals()) | set(__all__))
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "Outcome": "outcome",
+        "Reason": "outcome",
+        "SkipRate": "skip_rate",
+        "Step": "loop",
+    },
+    modules=("schedule", "recompute", "noise"),
+)

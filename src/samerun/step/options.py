@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
+from samerun.core.choice import Choice
 from samerun.errors import UsageError
 from samerun.step.parallel.sync import Accumulate
 from samerun.step.precision import Precision
 
 
-class Objective(Enum):
+class Objective(Choice):
     """What the window's loss is a mean of. The arithmetic is one, Σ loss / Σ weight; the weights differ."""
 
     TOKEN_MEAN = "token-mean"
@@ -20,14 +20,6 @@ class Objective(Enum):
     """Losses are sums of per-example means, weights numbers of examples: each example counts the same."""
     MICROBATCH_MEAN = "microbatch-mean"
     """Every microbatch weighs 1, however much it holds. The result depends on how a batch is split."""
-
-    @classmethod
-    def parse(cls, text: str | Objective) -> Objective:
-        try:
-            return cls(text)
-        except ValueError:
-            known = ", ".join(repr(member.value) for member in cls)
-            raise UsageError(f"objective={text!r} is unknown; choose one of {known}") from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

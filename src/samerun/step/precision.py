@@ -9,30 +9,20 @@ from __future__ import annotations
 
 import contextlib
 import math
-from enum import Enum
 from typing import Any
 
 import torch
 
+from samerun.core.choice import Choice
 from samerun.errors import UsageError
 
 
-class Precision(Enum):
+class Precision(Choice):
     FP32 = "fp32"
     BF16 = "bf16"
     FP16 = "fp16"
     MODEL = "model"
     """The model has a mixed-precision policy of its own."""
-
-    @classmethod
-    def parse(cls, text: str | Precision) -> Precision:
-        if isinstance(text, Precision):
-            return text
-        try:
-            return cls(text)
-        except ValueError:
-            known = ", ".join(repr(member.value) for member in cls)
-            raise UsageError(f"precision={text!r} is unknown; choose one of {known}") from None
 
     def autocast(self, device: torch.device) -> contextlib.AbstractContextManager[Any]:
         """A fresh autocast context for the device the optimizer works on."""

@@ -15,13 +15,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, is_dataclass
-from enum import Enum
 from functools import partial
 from typing import Any, Final, Protocol, TypeGuard
 
 import torch
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from samerun.core.choice import Choice
 from samerun.core.progress import Progress
 from samerun.errors import MismatchError, UsageError
 from samerun.step.outcome import Decision
@@ -31,17 +31,10 @@ _SAMPLED_POSITIONS: Final = (0, 1, 10, 100, 1000, 10_000)
 """Where a curve that is no dataclass is sampled: its code cannot be compared, its values can."""
 
 
-class Clock(Enum):
+class Clock(Choice):
     UPDATES = "updates"
     SAMPLES = "samples"
     TOKENS = "tokens"
-
-    @classmethod
-    def parse(cls, text: str | Clock) -> Clock:
-        try:
-            return cls(text)
-        except ValueError:
-            raise UsageError(f"clock={text!r} is unknown; choose 'updates', 'samples' or 'tokens'") from None
 
     def read(self, progress: Progress) -> int:
         return int(getattr(progress, self.value))

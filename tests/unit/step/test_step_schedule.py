@@ -170,7 +170,7 @@ def test_a_torch_scheduler_on_another_clock_is_refused() -> None:
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1)
     with pytest.raises(UsageError, match="needs a curve"):
         Step(model, optimizer, scheduler=scheduler, clock="tokens")
-    with pytest.raises(UsageError, match="choose 'updates'"):
+    with pytest.raises(UsageError, match="choose one of 'updates'"):
         Step(model, optimizer, scheduler=Constant(), clock="epochs")
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from enum import Enum
 
 import torch
 import torch.distributed as dist
@@ -17,23 +16,17 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
+from samerun.core.choice import Choice
 from samerun.errors import UsageError
 
 
-class Accumulate(Enum):
+class Accumulate(Choice):
     """How FSDP2 accumulates over a window's microbatches."""
 
     SHARDED = "sharded"
     """Reduce each microbatch; memory stays that of one shard."""
     UNSHARDED = "unsharded"
     """One reduction per window; every rank holds full gradients until then."""
-
-    @classmethod
-    def parse(cls, text: str | Accumulate) -> Accumulate:
-        try:
-            return cls(text)
-        except ValueError:
-            raise UsageError(f"accumulate={text!r} is unknown; choose 'sharded' or 'unsharded'") from None
 
 
 class GradientSync:
