@@ -87,6 +87,14 @@ class PeerError(SamerunError):
     pass
 
 
+class TornCopyError(SamerunError):
+    pass
+
+
+class SaveFailedError(SamerunError):
+    pass
+
+
 class FencedError(SamerunError):
     exit_code = ExitCode.REFUSED
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ from samerun.checkpoint.load.opened import Checkpoint
 from samerun.checkpoint.prune import Pruning, plan_pruning, prune, tags
 from samerun.checkpoint.retention import Last, Policy
 from samerun.checkpoint.save.agree import all_ranks, one_rank
-from samerun.checkpoint.save.commit import Header, begin, check_fence, move_pointer, write_and_commit
+from samerun.checkpoint.save.commit import Header, check_fence, move_pointer, named, write_and_commit
 from samerun.checkpoint.save.pending import Pending
 from samerun.core.clock import Clock, SystemClock
 from samerun.errors import AlreadyExistsError, FencedError, StorageError, UsageError
@@ -23,8 +23,9 @@ from samerun.ranks.group import Solo
 from samerun.storage.opening import open_storage
 
 if TYPE_CHECKING:
+    from samerun.checkpoint.save.fingerprints import Fingerprints
     from samerun.checkpoint.save.stage import Staged
-    from samerun.checkpoint.save.staging import StagingBuffer
+    from samerun.checkpoint.save.staging import Staging, StagingBuffer
     from samerun.core.component import Captured
     from samerun.core.progress import Progress
     from samerun.ranks.group import Group
@@ -45,7 +46,8 @@ class Store:
 
     With a `background_group` (a second group of the same ranks, used by nobody else; `Solo()` for one process) `save`
     returns once all is copied, and a thread writes and publishes. One save is in flight at most: the next `save` waits
-    for it, and raises its error if nobody asked for the result.
+    for it, and raises its error if nobody asked for the result. The copies take as much memory as a rank writes of one
+    checkpoint, once; where a rank needs more than `max_staging_bytes`, the save is made in the foreground, uncopied.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class Store:
         keep_last: int = 5,
         at: Callable[[str], None] = _nowhere,
         background_group: Group | None = None,
+        max_staging_bytes: int | None = None,
         clock: Clock | None = None,
     ) -> None:
         if keep_last < 1:
@@ -63,6 +66,9 @@ class Store:
         self._storage: Storage = open_storage(path) if isinstance(path, (str, Path)) else path
         self._group: Group = Solo() if group is None else group
         self._background = background_group
+        self._max_staging_bytes = max_staging_bytes
+        self.staging_bytes = 0
+        """The largest copy that a rank needed for the last background save."""
         self._keep_last = keep_last
         self._at = at
         self._clock: Clock = SystemClock() if clock is None else clock
@@ -115,6 +121,7 @@ class Store:
         facts: dict[str, Any],
         tags: Sequence[str] = (),
         digests: Mapping[str, Mapping[str, str]] | None = None,
+        late: Collection[str] = (),
     ) -> Pending:
         """Collective: publishes `state` as a new checkpoint. Everything has left live memory when it returns.
 
@@ -123,8 +130,12 @@ class Store:
         `facts` is JSON for the manifest (rank 0's counts). Opens an attempt first if none is open. `digests`
         (component → key → digest) is kept in this rank's index; fingerprints of `state` when not given. A failed save
         raises from `result()`, alike on every rank, or at the next save; earlier checkpoints stay as they were.
+
+        Shared tensors of the components in `late` are copied after the return, in the background. The caller promises
+        to call `fence()` before it changes one; a write before that fails the save with TornCopyError.
         """
-        from samerun.checkpoint.save.stage import stage  # tensors are touched from here on: torch is loaded
+        from samerun.checkpoint.save.fingerprints import Fingerprints  # tensors are touched from here on
+        from samerun.checkpoint.save.stage import stage
 
         started = self._clock.monotonic_seconds()
         self.settle()
@@ -133,25 +144,28 @@ class Store:
         if self._epoch is None:
             self.open_attempt({})
         assert self._epoch is not None, "open_attempt sets it"
-        staged = stage(state, digests, self._group)
+        fingerprints = Fingerprints(state, digests)
+        staged = stage(state, fingerprints, self._group)
         header = Header(
             epoch=self._epoch, sequence=self._sequence, progress=progress, facts=dict(facts), tags=tuple(tags)
         )
-        if self._background is not None:
-            staged = self._copied(staged)
-        copied = self._clock.monotonic_seconds() - started
-        name, header = begin(self._storage, self._group, header)
-        pending = self._pending = Pending(name)
-        self._at("save:staged")
-        if self._background is None:
-            self._finish(pending, header, staged, started)
+        name, header = named(self._group, header)
+        staging = self._staging(staged, fingerprints, late)
+        pending = self._pending = Pending(name, in_background=staging is not None)
+        if staging is None:
+            self._finish(pending, header, replace(staged, digests=fingerprints.all()), started)
             pending.clocks.staged_seconds = pending.clocks.written_seconds  # nothing was copied: writing was staging
         else:
-            pending.clocks.staged_seconds = copied
-            work = (pending, header, staged, started)
-            threading.Thread(target=self._finish, args=work, name=f"save {pending.name}").start()
+            work = (pending, header, staging, started)
+            # a daemon: a process that must leave at once cannot wait, and what it leaves behind has no manifest
+            threading.Thread(target=self._finish_staged, args=work, name=f"save {name}", daemon=True).start()
         pending.clocks.blocked_seconds = self._clock.monotonic_seconds() - started
         return pending
+
+    def fence(self) -> None:
+        """Returns once the save in flight, if any, reads no live memory any more. This rank alone; raises nothing."""
+        if self._pending is not None:
+            self._pending.staged.until_over()
 
     def settle(self) -> None:
         """Waits for the save in flight, if any, and raises its error if nobody has seen it yet. Collective."""
@@ -173,18 +187,48 @@ class Store:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _copied(self, staged: Staged) -> Staged:
-        from samerun.checkpoint.save.staging import StagingBuffer
+    def _staging(self, staged: Staged, fingerprints: Fingerprints, late: Collection[str]) -> Staging | None:
+        """Collective: the copies of this save, made as far as they must be now; None for a save in the foreground."""
+        from samerun.checkpoint.save.staging import Staging, StagingBuffer, needed_bytes
 
+        if self._background is None:
+            return None
+        done: list[Staging] = []
+        needed, limit = needed_bytes(staged.pieces), self._max_staging_bytes
+        self.staging_bytes = max(all_ranks(self._group, lambda: needed))
+        if limit is not None and self.staging_bytes > limit:
+            return None
         if self._buffer is None:
             self._buffer = StagingBuffer()
-        buffer, done = self._buffer, []
+        buffer = self._buffer
 
         def copy() -> None:
-            done.append(buffer.copy(staged.pieces))
+            done.append(Staging(staged, fingerprints, buffer, late=late))
+            done[0].at_edge()
 
         all_ranks(self._group, copy)  # no memory on one rank is an error on all of them, not a hang
-        return replace(staged, pieces=done[0])
+        return done[0]
+
+    def _finish_staged(self, pending: Pending, header: Header, staging: Staging, started: float) -> None:
+        """The thread of a background save."""
+        assert self._background is not None, "only a background save is staged"
+
+        def copy() -> None:
+            try:
+                staging.late()
+            except Exception as error:
+                pending.staged.fail(error)
+                raise
+            pending.clocks.staged_seconds = self._clock.monotonic_seconds() - started
+            pending.staged.come()
+
+        try:
+            all_ranks(self._background, copy)
+            staged = staging.finish()
+        except Exception as error:  # noqa: BLE001  # raised by result() or at the next save, on every rank alike
+            pending.finish(error)
+        else:
+            self._finish(pending, header, staged, started)
 
     def _finish(self, pending: Pending, header: Header, staged: Staged, started: float) -> None:
         """Writes, publishes, thins out. In the calling thread, or in the one of a background save."""

@@ -7,6 +7,7 @@ stand for themselves, so that a difference can say how large it is; everything e
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -32,8 +33,14 @@ def fingerprint(captured: Captured) -> dict[str, str]:
     """Key → digest of everything that this rank holds of one component."""
     result = {key: tensor_digest(tensor) for key, tensor in captured.tensors.items()}
     result.update({key: tensor_digest(tensor) for key, tensor in captured.rank_tensors.items()})
-    _plain_digests(captured.plain, "", result)
-    return result
+    return {**result, **plain_digests(captured.plain, taken=result)}
+
+
+def plain_digests(plain: Plain, *, taken: Collection[str]) -> dict[str, str]:
+    """The plain part alone; `taken` are the tensors' keys, which no path of it may hide."""
+    result = dict.fromkeys(taken, "")
+    _plain_digests(plain, "", result)
+    return {name: digest for name, digest in result.items() if name not in taken}
 
 
 def _plain_digests(value: Plain, path: str, result: dict[str, str]) -> None:

@@ -15,6 +15,7 @@ from samerun.errors import (
     SamerunError,
     SchemaError,
     StorageError,
+    TornCopyError,
     UsageError,
 )
 
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
 
 _STORAGE: Final = {kind.__name__: kind for kind in (StorageError, NotFoundError, AlreadyExistsError)}
 _PLAIN: Final = {
-    kind.__name__: kind for kind in (UsageError, DamagedError, SchemaError, MismatchError, FencedError, PeerError)
+    kind.__name__: kind
+    for kind in (UsageError, DamagedError, SchemaError, MismatchError, FencedError, PeerError, TornCopyError)
 }
 
 

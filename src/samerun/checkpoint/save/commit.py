@@ -54,20 +54,12 @@ class Header:
     tags: tuple[str, ...]
 
 
-def begin(storage: Storage, group: Group, header: Header) -> tuple[str, Header]:
-    """Collective: the new checkpoint's name, its directory made, and the header with rank 0's facts as they are now.
-
-    FencedError when a newer attempt exists, UsageError when the facts are no JSON.
+def named(group: Group, header: Header) -> tuple[str, Header]:
+    """Collective, without a word to the storage: the new checkpoint's name, and the header with rank 0's facts as they
+    are now. UsageError when the facts are no JSON.
     """
-
-    def make() -> list[Any]:
-        facts = _as_json(header.facts)
-        check_fence(storage, header.epoch)
-        name = names.checkpoint_name(header.progress.updates.value)
-        storage.make_prefix(names.checkpoint_prefix(name))
-        return [name, facts]
-
-    name, facts = one_rank(group, make)
+    updates = header.progress.updates.value
+    name, facts = one_rank(group, lambda: [names.checkpoint_name(updates), _as_json(header.facts)])
     return name, replace(header, facts=facts)
 
 
@@ -81,8 +73,13 @@ def _as_json(facts: dict[str, Any]) -> Any:
 def write_and_commit(
     storage: Storage, group: Group, name: str, header: Header, staged: Staged, at: Callable[[str], None]
 ) -> Entry:
-    """Collective: everything after `begin`. Returns the published checkpoint, or raises alike on every rank."""
+    """Collective. Returns the published checkpoint, or raises alike on every rank.
+
+    FencedError when a newer attempt exists.
+    """
+    one_rank(group, lambda: _begin(storage, name, header.epoch))
     try:
+        at("save:staged")
         reports = all_ranks(group, lambda: _report(write_rank(storage, name, group.rank, staged, at), staged))
         manifest = _manifest(name, header, staged, group.size, reports)
         sha256 = one_rank(group, lambda: _publish(storage, group, manifest, reports, staged, at))
@@ -94,6 +91,11 @@ def write_and_commit(
     one_rank(group, lambda: _point(storage, entry, header))
     at("save:committed")
     return entry
+
+
+def _begin(storage: Storage, name: str, epoch: int) -> None:
+    check_fence(storage, epoch)
+    storage.make_prefix(names.checkpoint_prefix(name))
 
 
 def check_fence(storage: Storage, epoch: int) -> None:

@@ -17,7 +17,7 @@ import xxhash
 
 from samerun.checkpoint.save.agree import all_ranks
 from samerun.checkpoint.save.plan import Description, SavePlan, View, plan_save
-from samerun.checkpoint.tensors import Held, Slices, held, host_bytes
+from samerun.checkpoint.tensors import Held, held
 from samerun.core.canonical import canonical_bytes, sha256_hex
 from samerun.core.component import Captured
 from samerun.errors import UsageError
@@ -25,9 +25,10 @@ from samerun.format import names
 from samerun.format.codec import encode_plain
 from samerun.format.layout import Box
 from samerun.format.schema import ComponentEntry, TensorEntry
-from samerun.state.fingerprint import fingerprint
+from samerun.state.fingerprint import tensor_digest
 
 if TYPE_CHECKING:
+    from samerun.checkpoint.save.fingerprints import Fingerprints
     from samerun.format.schema import Shared
     from samerun.ranks.group import Group
 
@@ -65,14 +66,15 @@ class _Local:
     report: dict[str, Any]
 
 
-def stage(state: Mapping[str, Captured], digests: Mapping[str, Mapping[str, str]] | None, group: Group) -> Staged:
-    """Collective. UsageError on every rank when the state of any rank cannot be stored or ranks contradict."""
+def stage(state: Mapping[str, Captured], fingerprints: Fingerprints, group: Group) -> Staged:
+    """Collective; `digests` are still to come from `fingerprints`.
+
+    UsageError on every rank when the state of any rank cannot be stored or ranks contradict.
+    """
     found: list[_Local] = []
-    known: dict[str, dict[str, str]] = {}
 
     def look() -> dict[str, Any]:
-        found.append(_look(state))
-        known.update({name: dict(digests.get(name, {})) for name in state} if digests is not None else _digests(state))
+        found.append(_look(state, fingerprints))
         return found[0].report
 
     reports = all_ranks(group, look)
@@ -99,11 +101,11 @@ def stage(state: Mapping[str, Captured], digests: Mapping[str, Mapping[str, str]
         components=components,
         pieces=tuple(_pieces(plans[0], shared, local.own, sharing, group.rank)),
         plain=local.plain,
-        digests=known,
+        digests={},
     )
 
 
-def _look(state: Mapping[str, Captured]) -> _Local:
+def _look(state: Mapping[str, Captured], fingerprints: Fingerprints) -> _Local:
     shared: dict[str, Held] = {}
     own: dict[str, Held] = {}
     plain: dict[str, Any] = {}
@@ -126,29 +128,23 @@ def _look(state: Mapping[str, Captured]) -> _Local:
         plain[name] = encode_plain(captured.plain, name)
         components[name] = {
             "plain": None if captured.plain is None else sha256_hex(canonical_bytes(plain[name])),
-            "own": _own_digest(mine) if mine else None,
+            "own": _own_digest(name, mine, fingerprints) if mine else None,
         }
     view = hashlib.sha256(canonical_bytes(_described(shared))).hexdigest()
     return _Local(shared=shared, own=own, plain=plain, report={"view": view, "components": components})
-
-
-def _digests(state: Mapping[str, Captured]) -> dict[str, dict[str, str]]:
-    """What this rank holds, key by key; a component with tensors in slices of its own kind has no digests."""
-    return {
-        name: {} if any(isinstance(tensor, Slices) for tensor in captured.tensors.values()) else fingerprint(captured)
-        for name, captured in state.items()
-    }
 
 
 def _described(shared: Mapping[str, Held]) -> dict[str, Any]:
     return {path: [item.dtype, list(item.shape), item.cut] for path, item in shared.items()}
 
 
-def _own_digest(own: Mapping[str, Held]) -> str:
+def _own_digest(component: str, own: Mapping[str, Held], fingerprints: Fingerprints) -> str:
+    """Equal on two ranks when they hold the same: their tensors' digests together."""
     digest = xxhash.xxh3_128()
     for path, item in sorted(own.items()):
-        digest.update(json.dumps([path, item.dtype, item.shape]).encode())
-        digest.update(host_bytes(item.parts[0][1]))
+        of_tensor = tensor_digest(item.parts[0][1])
+        fingerprints.note(component, path.split("/", 1)[1], of_tensor)
+        digest.update(json.dumps([path, item.dtype, item.shape, of_tensor]).encode())
     return digest.hexdigest()
 
 
