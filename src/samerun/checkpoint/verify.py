@@ -22,6 +22,7 @@ from samerun.format.codec import decode_plain
 from samerun.format.shard import MAX_HEADER_BYTES, header_entry
 
 if TYPE_CHECKING:
+    from samerun.checkpoint.catalog import Catalog
     from samerun.format.schema import DataFile, FileEntry, Index, Manifest
     from samerun.storage.api import Storage
 
@@ -67,6 +68,14 @@ def verify_checkpoint(storage: Storage, name: str) -> Verified:
         num_bytes=sum(file.num_bytes for file in manifest.files),
         problems=tuple(problems),
     )
+
+
+def newest_sound(storage: Storage, catalog: Catalog) -> str:
+    """The newest checkpoint whose every byte is right, read whole: what must be known before anything is removed."""
+    for entry in catalog.entries:
+        if not verify_checkpoint(storage, entry.name).problems:
+            return entry.name
+    raise DamagedError(f"{storage.where}: no checkpoint is sound, so nothing is removed; see `samerun verify`")
 
 
 def _expected_chunks(manifest: Manifest) -> list[_Expected]:

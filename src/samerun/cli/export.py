@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from samerun.checkpoint.load.opened import Checkpoint
-from samerun.cli.checkpoints.target import answer, catalog_of, find, open_run, split_target
-from samerun.core.units import format_bytes, parse_size
+from samerun.checkpoint.lookup import open_run
+from samerun.cli.checkpoints.target import answer, split_target
+from samerun.core.units import format_bytes
 
 
 class To(Enum):
@@ -31,24 +31,20 @@ def export(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")] = False,
 ) -> None:
     """Write weights and buffers of one checkpoint to DESTINATION. An export is for use; no run resumes from it."""
-    from samerun.convert import Form  # torch is loaded here, not for --help
-    from samerun.convert import export as write
+    from samerun.convert.run_export import export as write  # torch is loaded here, not for --help
 
     path, name = split_target(target)
-    storage = open_run(path)
-    entry = find(storage, catalog_of(storage), name)
-    with Checkpoint(storage, entry, rank=0, size=0) as checkpoint:
-        exported = write(checkpoint, destination, Form(to.value), max_shard_bytes=parse_size(max_shard).num_bytes)
+    exported = write(path, destination, checkpoint=name, to=to.value, max_shard=max_shard)
     document = {
         "schema": "samerun.export.v1",
-        "run": storage.where,
-        "checkpoint": entry.name,
+        "run": open_run(path).where,
+        "checkpoint": exported.checkpoint,
         "destination": str(destination),
         "form": to.value,
         "tensors": exported.num_tensors,
         "tied": exported.tied,
         "files": [{"name": name, "bytes": size, "sha256": sha256} for name, size, sha256 in exported.files],
     }
-    lines = [f"{destination}  {exported.num_tensors} tensors of {entry.name}"]
+    lines = [f"{destination}  {exported.num_tensors} tensors of {exported.checkpoint}"]
     lines += [f"    {name}  {format_bytes(size)}  {sha256}" for name, size, sha256 in exported.files]
     answer(document, lines, as_json=as_json)

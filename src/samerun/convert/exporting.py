@@ -41,8 +41,9 @@ class Form(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exported:
-    """What was written: files with size and SHA-256, how many tensors, and second names of tied ones."""
+    """What was written: of which checkpoint, files with size and SHA-256, tensors, and second names of tied ones."""
 
+    checkpoint: str
     files: tuple[tuple[str, int, str], ...]
     num_tensors: int
     tied: dict[str, str]
@@ -95,7 +96,7 @@ def export(
         origin = {"checkpoint": checkpoint.entry.name, "manifest_sha256": checkpoint.entry.manifest_sha256}
         record = {"schema": EXPORT_SCHEMA, **origin, "files": [list(file) for file in files], "tied": tied}
         Local(path).put_if_absent(names.EXPORT_FILE, canonical_bytes(record))
-    return Exported(files=files, num_tensors=len(named), tied=tied)
+    return Exported(checkpoint=checkpoint.entry.name, files=files, num_tensors=len(named), tied=tied)
 
 
 def _tensors(checkpoint: Checkpoint) -> list[_Named]:

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Final
 
 from samerun.checkpoint.catalog import check_sizes, parse_manifest, read_entry
 from samerun.checkpoint.load.opened import Checkpoint
+from samerun.checkpoint.lookup import view
 from samerun.core.canonical import canonical_bytes
 from samerun.errors import AlreadyExistsError, NotFoundError, StorageError, UnfinishedError
 from samerun.format import names, schema
 from samerun.format.sealed import decode_document, seal, to_document
-from samerun.storage.nested import Nested
 from samerun.storage.opening import open_storage
 
 if TYPE_CHECKING:
@@ -38,11 +38,6 @@ def storage_at(path: str | os.PathLike[str] | Storage) -> Storage:
     if not isinstance(path, (str, os.PathLike)):
         return path
     return open_storage(path if isinstance(path, str) else Path(path))
-
-
-def view(storage: Storage, name: str) -> Storage:
-    """The checkpoint `name` at the root of `storage`, as a part of a run."""
-    return Nested(storage, names.checkpoint_prefix(name))
 
 
 def claim(storage: Storage, own: Collection[str]) -> str:
@@ -102,13 +97,6 @@ def clear(storage: Storage) -> None:
         if name != CLAIM:
             storage.remove(name)
     storage.remove(CLAIM)
-
-
-def as_run(storage: Storage) -> Storage:
-    """The checkpoint at the root of `storage` as the only one of a run, for what looks at runs. DamagedError."""
-    where = f"{storage.where}/{names.MANIFEST}"
-    data = storage.get(names.MANIFEST, max_bytes=schema.MAX_DOCUMENT_BYTES).data
-    return view(storage, parse_manifest(data, where=where).name)
 
 
 def open_checkpoint(storage: Storage) -> Checkpoint:

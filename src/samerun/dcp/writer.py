@@ -14,6 +14,7 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteIte
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
+from samerun.checkpoint.lookup import view
 from samerun.checkpoint.save.plan import SavePlan as StorePlan
 from samerun.checkpoint.save.stage import Piece, Staged
 from samerun.checkpoint.save.write import write_rank
@@ -83,7 +84,7 @@ class Writer(StorageWriter):
             plain={COMPONENT: encode_plain(table, COMPONENT)},
             digests={COMPONENT: {}},
         )
-        files = write_rank(directory.view(self._storage, name), name, self._rank, staged, _nowhere)
+        files = write_rank(view(self._storage, name), name, self._rank, staged, _nowhere)
         results += [_result(item, None, 0) for item in plan.items if item.type is WriteItemType.BYTE_IO]
         report = {
             "checkpoint": name,

@@ -13,10 +13,10 @@ _FEWEST: Final = 100
 
 
 class SkipRate:
-    """The share of skipped windows among the last 1000, and one sentence each time it crosses 5 % upwards."""
+    """The share of skipped windows among the last `window`, and one sentence each time it crosses 5 % upwards."""
 
-    def __init__(self) -> None:
-        self._skips: deque[bool] = deque(maxlen=WINDOW)
+    def __init__(self, window: int = WINDOW) -> None:
+        self._skips: deque[bool] = deque(maxlen=window)
         self._above = False
 
     @property
@@ -25,7 +25,7 @@ class SkipRate:
 
     @property
     def value(self) -> float:
-        """Skipped / seen, both over the last 1000 windows; 0 before the first."""
+        """Skipped / seen, both over the last `window` windows; 0 before the first."""
         return sum(self._skips) / len(self._skips) if self._skips else 0.0
 
     def after(self, *, skipped: bool) -> str | None:

@@ -5,9 +5,10 @@ So one checkpoint's directory can be read, written and verified by the code that
 
 from __future__ import annotations
 
+import errno
 from typing import TYPE_CHECKING
 
-from samerun.errors import UsageError
+from samerun.errors import NotFoundError, UsageError
 
 if TYPE_CHECKING:
     from samerun.storage.api import Found, Reader, Storage, Writer
@@ -40,13 +41,13 @@ class Nested:
         self._inner.put_if_unchanged(self._below(key), data, version, durable=durable)
 
     def get(self, key: str, *, max_bytes: int) -> Found:
-        return self._inner.get(self._below(key), max_bytes=max_bytes)
+        return self._inner.get(self._found(key), max_bytes=max_bytes)
 
     def reader(self, key: str) -> Reader:
-        return self._inner.reader(self._below(key))
+        return self._inner.reader(self._found(key))
 
     def size_bytes(self, key: str) -> int:
-        return self._inner.size_bytes(self._below(key))
+        return self._inner.size_bytes(self._found(key))
 
     def names(self, prefix: str) -> list[str]:
         if prefix == self._prefix or prefix.startswith(f"{self._prefix}/"):
@@ -62,6 +63,12 @@ class Nested:
 
     def sweep(self) -> int:
         return 0
+
+    def _found(self, key: str) -> str:
+        """For reading: outside the prefix there is nothing, which is no misuse. NotFoundError."""
+        if not key.startswith(f"{self._prefix}/"):
+            raise NotFoundError(errno.ENOENT, f"holds only {self._prefix}, not {key[:80]!r}", self.where)
+        return self._below(key)
 
     def _below(self, key: str) -> str:
         if key == self._prefix:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import samerun
 from samerun.checkpoint import Store
 from samerun.cli.main import main
 from samerun.convert import Form, export, import_checkpoint, read
@@ -130,3 +131,27 @@ def test_the_commands(
     for command in ("import", "export"):
         code, text = samerun(command, "--help")
         assert code == 0 and f"Example: samerun {command}" in text
+
+
+def test_export_by_path(run: Path, tmp_path: Path) -> None:
+    store = Store(run)
+    first = store.catalog().entries[0]
+    store.tag("best", first)
+    newer = {"weights": Captured(plain={"aliases": {}}, tensors={"a.w": torch.zeros(2)})}
+    second = store.save(newer, Progress(), facts={}).result()
+    assert samerun.export(run, tmp_path / "newest").checkpoint == second.name
+    done = samerun.export(run, tmp_path / "best", checkpoint="best", max_shard="100 B")
+    assert (done.checkpoint, done.num_tensors) == (first.name, 4)
+    assert len(done.files) == 2 + 1, "one for the tensor above the limit, one for the others, and the index"
+    by_directory = samerun.export(run / "checkpoints" / first.name, tmp_path / "one.safetensors", to="safetensors")
+    assert by_directory.checkpoint == first.name
+    found = load_file(tmp_path / "one.safetensors")
+    assert differences(dict(sorted(found.items())), dict(sorted({**WEIGHTS, **BUFFERS}.items()))) == []
+    for wrong, words in (({"to": "onnx"}, "to='onnx' is unknown"), ({"checkpoint": "gone"}, "no checkpoint or tag")):
+        with pytest.raises(UsageError, match=words):
+            samerun.export(run, tmp_path / "x", **wrong)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="no such directory"):
+        samerun.export(tmp_path / "nowhere", tmp_path / "x")
+    with pytest.raises(AlreadyExistsError):
+        samerun.export(run, tmp_path / "best")
+    assert not (tmp_path / "x").exists()

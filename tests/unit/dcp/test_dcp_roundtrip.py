@@ -20,6 +20,7 @@ from torch.distributed.checkpoint.default_planner import (
 )
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 
+from samerun.checkpoint.lookup import view
 from samerun.checkpoint.verify import verify_checkpoint
 from samerun.cli.main import main
 from samerun.core.component import Captured
@@ -103,7 +104,7 @@ def test_files_are_plain_safetensors_and_json_and_verify_as_such(tmp_path: Path)
     assert torch.equal(tensors["state/half"], mixed(3)["half"])
     storage = directory.storage_at(tmp_path / "a")
     name = json.loads((tmp_path / "a" / "manifest.json").read_text())["name"]
-    assert verify_checkpoint(directory.view(storage, name), name).problems == ()
+    assert verify_checkpoint(view(storage, name), name).problems == ()
 
 
 def test_any_storage_will_do() -> None:

@@ -8,7 +8,8 @@ import typer
 
 from samerun.checkpoint.diff import Difference, differences
 from samerun.checkpoint.load.opened import Checkpoint
-from samerun.cli.checkpoints.target import answer, catalog_of, find, open_run, split_target
+from samerun.checkpoint.lookup import find, open_run
+from samerun.cli.checkpoints.target import answer, catalog_of, split_target
 from samerun.errors import ExitCode
 
 

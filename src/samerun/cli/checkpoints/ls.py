@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from samerun.cli.checkpoints.target import answer, catalog_of, describe, open_run, tags_by_name
+from samerun.checkpoint.lookup import open_run
+from samerun.cli.checkpoints.target import answer, catalog_of, describe, tags_by_name
 from samerun.core.units import format_bytes
 
 

@@ -7,12 +7,11 @@ from typing import Annotated
 import typer
 
 from samerun.checkpoint.attempts import newest_attempt
-from samerun.checkpoint.catalog import Catalog
+from samerun.checkpoint.lookup import open_run
 from samerun.checkpoint.prune import Pruning, plan_pruning, prune
 from samerun.checkpoint.retention import Every, Last, Policy
-from samerun.checkpoint.verify import verify_checkpoint
-from samerun.cli.checkpoints.target import answer, catalog_of, open_run
-from samerun.errors import DamagedError
+from samerun.checkpoint.verify import newest_sound
+from samerun.cli.checkpoints.target import answer, catalog_of
 from samerun.storage.api import Storage
 
 
@@ -42,18 +41,11 @@ def prune_command(
     policies: list[Policy] = [Last(keep_last)]
     if keep_every is not None:
         policies.append(Every(keep_every))
-    proven = _newest_sound(storage, catalog_of(storage))
+    proven = newest_sound(storage, catalog_of(storage))
     pruning = plan_pruning(storage, policies, epoch=newest_attempt(storage), proven={proven}, unfinished=unfinished)
     if not dry_run:
         prune(storage, pruning)
     answer(_document(storage, pruning, dry_run), _lines(pruning, dry_run), as_json=as_json)
-
-
-def _newest_sound(storage: Storage, catalog: Catalog) -> str:
-    for entry in catalog.entries:
-        if not verify_checkpoint(storage, entry.name).problems:
-            return entry.name
-    raise DamagedError(f"{storage.where}: no checkpoint is sound, so nothing is removed; see `samerun verify`")
 
 
 def _document(storage: Storage, pruning: Pruning, dry_run: bool) -> dict[str, object]:

@@ -8,8 +8,9 @@ from typing import Annotated, Any
 import typer
 
 from samerun.checkpoint.catalog import num_elements, read_manifest
+from samerun.checkpoint.lookup import find, open_run
 from samerun.cli.checkpoints.samples import show_samples
-from samerun.cli.checkpoints.target import answer, catalog_of, describe, find, open_run, split_target, tags_by_name
+from samerun.cli.checkpoints.target import answer, catalog_of, describe, split_target, tags_by_name
 from samerun.core.units import format_bytes
 from samerun.format.dtypes import ITEM_BYTES
 from samerun.format.schema import ComponentEntry

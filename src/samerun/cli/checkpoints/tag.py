@@ -6,8 +6,9 @@ from typing import Annotated
 
 import typer
 
+from samerun.checkpoint.lookup import find, open_run
 from samerun.checkpoint.save.commit import move_pointer
-from samerun.cli.checkpoints.target import answer, catalog_of, find, open_run, split_target
+from samerun.cli.checkpoints.target import answer, catalog_of, split_target
 from samerun.errors import UsageError
 from samerun.format import names
 

@@ -6,8 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
+from samerun.checkpoint.lookup import find, open_run
 from samerun.checkpoint.verify import verify_checkpoint
-from samerun.cli.checkpoints.target import answer, catalog_of, find, open_run, split_target
+from samerun.cli.checkpoints.target import answer, catalog_of, split_target
 from samerun.core.units import format_bytes
 from samerun.errors import ExitCode
 from samerun.format import names

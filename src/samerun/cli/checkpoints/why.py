@@ -7,8 +7,9 @@ from typing import Annotated, Any
 import typer
 
 from samerun.checkpoint.catalog import read_pointer
+from samerun.checkpoint.lookup import open_run
 from samerun.checkpoint.verify import verify_checkpoint
-from samerun.cli.checkpoints.target import answer, catalog_of, open_run
+from samerun.cli.checkpoints.target import answer, catalog_of
 from samerun.errors import ExitCode
 from samerun.format import names
 

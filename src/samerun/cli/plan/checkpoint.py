@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from samerun.checkpoint.attempts import read_run
 from samerun.checkpoint.catalog import read_manifest
-from samerun.cli.checkpoints.target import catalog_of, find, open_run, split_target
+from samerun.checkpoint.lookup import find, open_run
+from samerun.cli.checkpoints.target import catalog_of, split_target
 from samerun.errors import UsageError
 from samerun.format import names
 

@@ -1,4 +1,4 @@
-"""The lessons about the step run and say what they promise."""
+"""The lessons and exercises run and say what they promise. Their figures are checked; broken controls must show."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 import torch
 
-EXAMPLES = Path(__file__).parents[3] / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def lesson(name: str) -> ModuleType:
@@ -42,14 +42,14 @@ def test_the_accumulation_sweep(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_one_token_against_three(capsys: pytest.CaptureFixture[str]) -> None:
-    module = lesson("lesson_token_mean")
+    module = lesson("exercise_token_mean")
     module.main()
     figures = [float(found) for found in re.findall(r"\d\.\d{4}", capsys.readouterr().out)]
     assert figures == [5.0, 3.5, 3.5, 3.5]
 
 
 def test_the_first_adam_step_is_at_most_the_learning_rate() -> None:
-    module = lesson("lesson_first_adam_step")
+    module = lesson("exercise_first_adam_step")
     module.main()
     for gradient in module.GRADIENTS:
         step = module.first_step(gradient)

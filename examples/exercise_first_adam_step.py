@@ -1,6 +1,6 @@
 """The first Adam step is at most the learning rate, whatever the gradient.
 
-python examples/lesson_first_adam_step.py
+python examples/exercise_first_adam_step.py
 
 With moments at zero, bias correction makes m̂ = g and v̂ = g², so the first step is η·g/(|g| + ε): its size says nothing
 about the gradient's. That is why an optimizer restarted from zero moments moves every parameter by about η at once.

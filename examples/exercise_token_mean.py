@@ -1,6 +1,6 @@
 """One replica has one supervised token, the other three: which mean is the objective?
 
-python examples/lesson_token_mean.py
+python examples/exercise_token_mean.py
 
 The numbers are gradients of single tokens' losses. Averaging each replica's own mean gives the lone token three times
 the weight of each of the others. The token mean weighs all four alike; under DDP, which averages over D replicas, it
