@@ -4,6 +4,8 @@ TORCH  ?= torch==2.13.0
 # Extra pip arguments for another build, e.g. PIP_ARGS="--index-url https://…" with TORCH=torch==2.13.0+cu130
 PIP_ARGS ?=
 VENV   ?= .venv
+# Processes that tests are dealt out to; most of a test's time is one core or waiting for ranks
+TEST_WORKERS ?= 2
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 SERVICES := .services
@@ -31,12 +33,14 @@ lint: setup
 	$(BIN)/mypy
 
 test: lint
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 soak: setup
 	$(BIN)/python -m pytest -m soak --timeout 3600 $(PYTEST_ARGS)
+	$(BIN)/python -m pytest tests/property --hypothesis-profile=search --timeout 3600 $(PYTEST_ARGS)
 
 bench: setup
+	$(BIN)/python benchmarks/commands.py
 	$(BIN)/python benchmarks/step.py
 	$(BIN)/python benchmarks/data.py
 	$(BIN)/python benchmarks/saves.py $(BENCH_ARGS)

@@ -100,7 +100,7 @@ def attempt(
     return seen, states[0]
 
 
-@settings(deadline=None, max_examples=120)
+@settings(max_examples=120)
 @given(shapes(), st.lists(st.tuples(st.integers(1, 8), st.integers(0, 4), st.integers(0, 3)), min_size=1, max_size=5))
 def test_any_schedule_gives_the_plain_models_samples(shape: Shape, schedule: list[tuple[int, int, int]]) -> None:
     largest = shape.global_batch // shape.micro_batch
@@ -136,7 +136,7 @@ def test_the_model_notices_a_cursor_that_counts_prefetched_samples() -> None:
     assert seen | part != plain_model(shape, 4)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.integers(1, 50), st.integers(1, 9), st.randoms(use_true_random=False))
 def test_random_draws_survive_any_kill(num_samples: int, batch: int, poison: random.Random) -> None:
     def draws(kills: list[int]) -> list[float]:

@@ -49,7 +49,6 @@ from samerun.plan.noise import noise_trace, squared_gradient
 from samerun.plan.scaling import Hyper, square_root_rule
 from samerun.plan.schedule import Decay, Keep, lr_at, position_at_sample, remap
 
-UNTIMED = settings(deadline=None)
 """Tests share their machine: how long one example takes says nothing."""
 
 
@@ -109,7 +108,6 @@ def ordered(less: MemoryPlan, more: MemoryPlan) -> bool:
     return less.lower_bytes <= more.lower_bytes and less.upper_bytes <= more.upper_bytes
 
 
-@UNTIMED
 @given(requests())
 def test_bounds_are_ordered_and_the_peak_is_a_phase(request_: MemoryRequest) -> None:
     plan = plan_memory(request_)
@@ -126,7 +124,6 @@ def test_bounds_are_ordered_and_the_peak_is_a_phase(request_: MemoryRequest) -> 
     assert plan.upper_bytes <= sum(term.upper_bytes or 0 for term in plan.terms) or plan.stage != "only"
 
 
-@UNTIMED
 @given(requests(), st.integers(1, 3))
 def test_more_work_never_needs_less(request_: MemoryRequest, more: int) -> None:
     plan, batch = plan_memory(request_), request_.batch
@@ -137,7 +134,6 @@ def test_more_work_never_needs_less(request_: MemoryRequest, more: int) -> None:
         assert ordered(plan, plan_memory(bigger))
 
 
-@UNTIMED
 @given(requests(), st.integers(2, 5))
 def test_sharding_over_more_replicas_never_needs_more(request_: MemoryRequest, factor: int) -> None:
     """At stage 3 or with one replica already sharded: the state shrinks and nothing appears that was not there."""
@@ -149,7 +145,6 @@ def test_sharding_over_more_replicas_never_needs_more(request_: MemoryRequest, f
     assert ordered(wider, plan_memory(request_))
 
 
-@UNTIMED
 @given(requests())
 def test_recomputing_never_saves_more_activations(request_: MemoryRequest) -> None:
     """What the first stage keeps: inputs of blocks ≤ everything, attention recomputed ≤ everything."""
@@ -164,7 +159,6 @@ def test_recomputing_never_saves_more_activations(request_: MemoryRequest) -> No
     assert kept(Recompute.SQRT) <= kept(Recompute.FULL)
 
 
-@UNTIMED
 @given(st.integers(0, 2**45), st.integers(0, 2**45) | st.none(), st.integers(1, 2**45))
 def test_verdicts(lower: int, extra: int | None, device: int) -> None:
     """Fits only when the upper bound fits; does not fit only when the lower one does not; never both."""
@@ -174,7 +168,6 @@ def test_verdicts(lower: int, extra: int | None, device: int) -> None:
     assert (verdict is Verdict.FITS) == (upper is not None and upper <= device)
 
 
-@UNTIMED
 @given(st.integers(0, 10**15), st.integers(0, 10**15))
 def test_sizes_of_different_bases_cannot_be_added(first: int, second: int) -> None:
     binary, decimal = Size(first, SizeBase.BINARY), Size(second, SizeBase.DECIMAL)
@@ -188,7 +181,6 @@ def test_sizes_of_different_bases_cannot_be_added(first: int, second: int) -> No
 durations = st.floats(0.01, 1e6)
 
 
-@UNTIMED
 @given(durations, durations)
 def test_optima_agree_where_saves_are_short(cost: float, mtbf: float) -> None:
     """Young, Daly and the exact optimum: within 1 % once c/M is small; Daly within 1 % of exact below M/2."""
@@ -199,14 +191,12 @@ def test_optima_agree_where_saves_are_short(cost: float, mtbf: float) -> None:
     assert 0 < exact_seconds(cost, mtbf) <= mtbf
 
 
-@UNTIMED
 @given(durations, durations, st.floats(1.01, 10))
 def test_longer_saves_and_rarer_failures_mean_rarer_saves(cost: float, mtbf: float, factor: float) -> None:
     assert exact_seconds(cost, mtbf) <= exact_seconds(cost * factor, mtbf) * (1 + 1e-9)
     assert exact_seconds(cost, mtbf) <= exact_seconds(cost, mtbf * factor) * (1 + 1e-9)
 
 
-@UNTIMED
 @given(durations, durations, durations, st.floats(0, 1), st.floats(0.1, 10))
 def test_a_kept_share_is_a_share_and_falls_with_the_failure_rate(
     blocked: float, mtbf: float, lag: float, slowdown: float, factor: float
@@ -219,7 +209,6 @@ def test_a_kept_share_is_a_share_and_falls_with_the_failure_rate(
     assert exact_ettr(interval, saving, mtbf) <= exact_ettr(interval, saving, mtbf * 1.5) * (1 + 1e-12)
 
 
-@UNTIMED
 @given(st.integers(1, 500), st.floats(1, 1e9))
 def test_the_interval_of_a_rate_holds_its_point(failures: int, span: float) -> None:
     rate = rate_from_failures(failures, span)
@@ -233,7 +222,7 @@ tiers = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     tiers, st.floats(1, 1e5), st.floats(0, 100), st.floats(0, 1), st.integers(1, 12), st.floats(0, 1), st.floats(0.5, 2)
 )
@@ -256,7 +245,7 @@ def test_time_is_conserved(  # one argument for each random quantity
         assert part >= slack
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.floats(1, 60), st.floats(0.05, 2), st.floats(0, 30), st.floats(0, 0.3), st.integers(0, 1000))
 def test_simulation_and_exact_formula_agree(
     every: float, blocked: float, lag: float, slowdown: float, seed: int
@@ -272,7 +261,6 @@ def test_simulation_and_exact_formula_agree(
     assert found.ettr == pytest.approx(exact_ettr(every, saving, 300), abs=6 * found.standard_error)
 
 
-@UNTIMED
 @given(st.integers(1, 13), st.integers(1, 13), st.integers(1, 13))
 def test_batches_solve_back(micro: int, accumulated: int, replicas: int) -> None:
     known = {"micro_batch": micro, "num_accumulated": accumulated, "num_replicas": replicas}
@@ -283,7 +271,6 @@ def test_batches_solve_back(micro: int, accumulated: int, replicas: int) -> None
         assert replace(again, solved="global_batch") == plan
 
 
-@UNTIMED
 @given(st.integers(1, 40), st.integers(1, 4), st.integers(1, 13), st.integers(1, 13))
 def test_ranks_may_go_but_no_microbatch_is_lost(microbatches: int, micro: int, before: int, after: int) -> None:
     total = micro * microbatches
@@ -303,7 +290,6 @@ def test_ranks_may_go_but_no_microbatch_is_lost(microbatches: int, micro: int, b
     assert 0 <= moved.num_replicas_with_fewer < moved.num_replicas
 
 
-@UNTIMED
 @given(st.integers(0, 50), st.integers(1, 500), st.sampled_from(Decay), st.floats(0, 1), st.floats(0, 1))
 def test_learning_rates_stay_between_zero_and_the_peak(
     warmup: int, decay_steps: int, decay: Decay, final: float, place: float
@@ -313,7 +299,6 @@ def test_learning_rates_stay_between_zero_and_the_peak(
     assert lr_at(schedule, warmup) == pytest.approx(0.3)
 
 
-@UNTIMED
 @given(st.integers(1, 64), st.integers(1, 64), st.integers(0, 199), st.floats(0, 1))
 def test_keeping_data_keeps_the_rate_at_every_sample(old: int, new: int, done: int, place: float) -> None:
     plan = plan_schedule(Schedule(peak_lr=1.0, warmup=20, total=200), old)
@@ -327,7 +312,6 @@ def test_keeping_data_keeps_the_rate_at_every_sample(old: int, new: int, done: i
     assert (moved.remap.remaining_updates - 1) * new < left <= moved.remap.remaining_updates * new
 
 
-@UNTIMED
 @given(st.floats(1e-6, 1), st.floats(0.5, 0.9999), st.floats(0.5, 0.9999), st.floats(1.01, 100))
 def test_the_square_root_rule_gives_coefficients_or_refuses(
     lr: float, beta1: float, beta2: float, factor: float
@@ -342,7 +326,6 @@ def test_the_square_root_rule_gives_coefficients_or_refuses(
     assert (back.lr, back.beta1, back.beta2, back.eps) == pytest.approx((lr, beta1, beta2, 1e-8), rel=1e-9)
 
 
-@UNTIMED
 @given(st.floats(0.01, 100), st.floats(0.01, 100), st.integers(1, 100), st.integers(1, 100))
 def test_the_noise_estimator_gives_back_what_made_it(gradient: float, trace: float, small: int, more: int) -> None:
     """Exact at expected norms: E|g_B|² = |G|² + tr Σ / B."""

@@ -40,7 +40,7 @@ def after_one_window(cuts: list[int], tensor_weight: bool, as_mean: bool) -> tup
     return flat(model), outcome.loss, outcome.grad_norm
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(st.integers(0, NUM_TOKENS), max_size=9), st.booleans(), st.booleans())
 def test_any_split_gives_the_same_update(cuts: list[int], tensor_weight: bool, as_mean: bool) -> None:
     expected = after_one_window([], False, False)
@@ -53,7 +53,7 @@ def test_any_split_gives_the_same_update(cuts: list[int], tensor_weight: bool, a
 KINDS = st.sampled_from(["good", "bad loss", "bad gradient", "no weight"])
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.lists(KINDS, min_size=1, max_size=12))
 def test_counters_and_parameters_of_any_mixture(kinds: list[str]) -> None:
     """The parameters are those of the good windows alone; counters say what happened."""

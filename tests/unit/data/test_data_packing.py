@@ -4,7 +4,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from samerun.data import Data, PackedDocuments, Replica
@@ -26,7 +26,6 @@ def line(lengths: list[int], seed: int, epoch: int) -> list[int]:
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=12), st.integers(1, 11), st.integers(0, 3), st.integers(0, 2))
-@settings(deadline=None)
 def test_sequences_are_the_concatenation_cut(lengths: list[int], size: int, seed: int, epoch: int) -> None:
     tokens = line(lengths, seed, epoch)
     if len(tokens) < size + 1:

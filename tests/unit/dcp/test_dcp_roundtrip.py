@@ -219,7 +219,7 @@ tensors = st.sampled_from([torch.float32, torch.bfloat16, torch.int8, torch.bool
 )
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.dictionaries(
         SAFE_TEXT, plain | tensors | st.dictionaries(SAFE_TEXT | st.integers(), plain | tensors, max_size=3), max_size=4

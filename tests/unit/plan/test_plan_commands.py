@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import resource
 import subprocess
 import sys
 
@@ -151,27 +150,6 @@ def test_a_command_loads_nothing_heavy(name: str) -> None:
         check=True,
     )
     assert ended.stderr.endswith("[]")
-
-
-LAYOUTS_OF_64_RANKS = (
-    "layouts --layers 32 --hidden 4096 --heads 32 --kv-heads 8 --ffn 14336 --vocab 128256 --seq 4096 "
-    "--recompute full --ranks 64 --global 512 --device 80GB"
-)
-
-
-@pytest.mark.parametrize("line", ["memory --params 70e9 --method qlora --device 48GiB", LAYOUTS_OF_64_RANKS])
-def test_a_command_answers_in_a_quarter_of_a_second(line: str) -> None:
-    """Processor time, the best of five: the promise is about an idle machine, and tests share theirs."""
-    best = min(_seconds(line.split()) for _ in range(5))
-    assert best <= 0.25
-
-
-def _seconds(arguments: list[str]) -> float:
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    script = "from samerun.cli.main import main; main()"
-    subprocess.run([sys.executable, "-c", script, "plan", *arguments], capture_output=True, check=True)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 def test_errors_reach_the_shell_with_code_2(
