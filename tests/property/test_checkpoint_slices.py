@@ -30,8 +30,9 @@ def stored(data: bytes) -> tuple[BlockReader, ReadAccount]:
     with storage.writer("x") as writer, BlockWriter(writer, HEAD, block_bytes=BLOCK_BYTES) as blocks:
         for start in range(0, len(data), 777):
             blocks.write(data[start : start + 777])
-        sha256, digests = blocks.finish()
+        blocks.finish()
         writer.publish()
+        sha256, digests = blocks.digests()
     assert storage.objects["x"] == HEAD + data
     assert sha256 == hashlib.sha256(HEAD + data).hexdigest()
     parts = [HEAD, *(data[i : i + BLOCK_BYTES] for i in range(0, len(data), BLOCK_BYTES))]

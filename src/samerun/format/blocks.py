@@ -48,7 +48,7 @@ class BlockWriter:
     """Writes a stream in units of whole blocks and keeps the digests; small pieces are gathered, large never copied.
 
     From the second unit on, digests are computed in a thread while the next unit is written: the memory given to
-    `write` must stay unchanged until `finish` has returned. Use it as a context: leaving ends the thread.
+    `write` must stay unchanged until `digests` has returned. Use it as a context: leaving ends the thread.
     """
 
     def __init__(self, writer: Writer, head: bytes, *, block_bytes: int = BLOCK_BYTES) -> None:
@@ -80,11 +80,15 @@ class BlockWriter:
             self._emit(view[start : start + self._unit_bytes])
         self._rest += view[full:]
 
-    def finish(self) -> tuple[str, str]:
-        """Writes what is left; returns (SHA-256 of the file, its block digests in one string)."""
+    def finish(self) -> None:
+        """Writes what is left. The file can be published now: its last digests are computed meanwhile."""
         if self._rest:
             self._emit(memoryview(bytes(self._rest)))
             self._rest.clear()
+
+    def digests(self) -> tuple[str, str]:
+        """After `finish`: (SHA-256 of the file, its block digests in one string)."""
+        assert not self._rest, "digests before finish"
         while self._running:
             self._running.popleft().result()
         return self._sha256.hexdigest(), "".join(self._blocks)

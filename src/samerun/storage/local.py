@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 TRASH: Final = "trash"
 STRAY_SECONDS: Final = 3600.0
+WRITE_BACK_BYTES: Final = 16 * 2**20
+"""How much of a file may be written before the system is asked to begin moving it to the disk."""
 _SMALL: Final = ("attempts", "tags")
 """Where small objects are put beside others; elsewhere a whole prefix is discarded at once."""
 _NO_HARD_LINKS: Final = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
@@ -212,6 +214,8 @@ class _LocalWriter:
         self._path = path
         self._aside = f"{path}.tmp"
         self._published = False
+        self._num_bytes = 0
+        self._num_bytes_started = 0
         with _told("creating", self._aside):
             self._descriptor: int | None = files.create(self._aside)
 
@@ -219,6 +223,11 @@ class _LocalWriter:
         assert self._descriptor is not None, "write after publish"
         with _told("writing", self._aside):
             _write_all(self._files, self._descriptor, data)
+        self._num_bytes += memoryview(data).nbytes
+        waiting = self._num_bytes - self._num_bytes_started
+        if waiting >= WRITE_BACK_BYTES:  # the disk works while the next bytes are made, not only once all are there
+            self._files.start_write_back(self._descriptor, self._num_bytes_started, waiting)
+            self._num_bytes_started = self._num_bytes
 
     def publish(self) -> None:
         assert self._descriptor is not None, "published twice"

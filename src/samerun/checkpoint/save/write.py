@@ -49,9 +49,10 @@ def _write_shard(
     with storage.writer(f"{prefix}/{file_name}") as writer, BlockWriter(writer, head) as blocks:
         for piece in ordered:
             blocks.write(host_bytes(piece.tensor))
-        sha256, digests = blocks.finish()
+        blocks.finish()
         at("save:writing")
         writer.publish()
+        sha256, digests = blocks.digests()
     file = DataFile(
         name=file_name, num_bytes=blocks.num_bytes, head_bytes=len(head), block_bytes=BLOCK_BYTES, blocks=digests
     )
