@@ -46,6 +46,7 @@ _PROMISES: list[Callable[[Cloud], None]] = [
     promises.test_discard_takes_all_of_one_prefix_and_nothing_else,
     promises.test_names_are_sorted_and_only_one_level,
     promises.test_an_empty_object,
+    promises.test_sizes_of_many_are_asked_at_once_and_the_missing_are_left_out,
 ]
 
 
@@ -118,6 +119,7 @@ def test_a_discarded_prefix_is_gone_and_whoever_publishes_it_late_loses(storage:
     promises.put(storage, "checkpoints/a/shard", b"late")  # what is unpublished may lie there
     assert storage.names("checkpoints") == ["a"]
     assert storage.names("checkpoints/a") == ["shard"]
+    assert storage.sizes("checkpoints/a", ["manifest.json", "shard"]) == {"shard": 4}
     for look in (storage.size_bytes, storage.reader, lambda key: storage.get(key, max_bytes=1000)):
         with pytest.raises(NotFoundError):
             look("checkpoints/a/manifest.json")

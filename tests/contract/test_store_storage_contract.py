@@ -138,6 +138,20 @@ def test_names_are_sorted_and_only_one_level(storage: Storage) -> None:
     assert storage.names("checkpoints") == ["b"]
 
 
+def test_sizes_of_many_are_asked_at_once_and_the_missing_are_left_out(storage: Storage) -> None:
+    storage.make_prefix("checkpoints/b")
+    for number in (0, 1, 7):
+        put(storage, f"checkpoints/b/x{number}", bytes(number))
+    wanted = ["x7", "x0", "gone"]
+    assert storage.sizes("checkpoints/b", wanted) == {"x7": 7, "x0": 0}
+    assert storage.sizes("checkpoints/b", []) == {}
+    assert storage.sizes("checkpoints/nothing", wanted) == {}
+    storage.put_if_absent("run.json", b"123")
+    assert storage.sizes("", ["run.json"]) == {"run.json": 3}
+    with pytest.raises(UsageError, match="not allowed"):
+        storage.sizes("checkpoints/b", ["../b/x7"])
+
+
 @pytest.mark.parametrize("key", ["", "/etc/passwd", "a/../b", "..", "a//b", ".hidden", "a/", "ä", "a b", "x" * 2000])
 def test_keys_that_could_leave_the_root_are_refused(storage: Storage, key: str) -> None:
     for call in (storage.make_prefix, storage.writer, storage.reader, storage.discard, storage.remove):

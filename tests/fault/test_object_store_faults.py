@@ -101,7 +101,8 @@ def test_a_request_that_fails_costs_nothing_that_was_published(fault: Fault, las
         assert [entry.progress.updates.value for entry in catalog.entries] == [3]
         assert catalog.rejected == (), at  # leftovers are gone
     assert outcomes == {"saved", "refused"}
-    assert failed >= {Verb.CREATE, Verb.REPLACE, Verb.UPLOAD, Verb.READ, Verb.LOOK, Verb.LIST, Verb.DELETE}
+    assert failed >= {Verb.CREATE, Verb.REPLACE, Verb.UPLOAD, Verb.READ, Verb.LIST, Verb.DELETE}
+    assert (Verb.LOOK in failed) == lasting  # only asked whose write it was once another request had failed
 
 
 @pytest.mark.parametrize("fault", list(Fault), ids=lambda fault: fault.value)
@@ -140,6 +141,18 @@ class Listening(Requests):
 
     def before(self, request: Request) -> None:
         self.asked.append(request)
+
+
+@pytest.mark.parametrize("size", [1, 4])
+def test_looking_at_a_checkpoint_costs_two_requests_however_many_ranks_wrote_it(size: int) -> None:
+    memory = prepared(size)
+    listening = Listening(memory)
+    store = Store(cloud(listening))
+    catalog = store.catalog()
+    assert [request.verb for request in listening.asked] == [Verb.LIST, Verb.READ, Verb.LIST]
+    listening.asked.clear()
+    with store.open(catalog.entries[0]):
+        assert [request.verb for request in listening.asked] == [Verb.READ, Verb.LIST, Verb.READ]  # the last: an index
 
 
 def test_on_two_ranks_the_failure_of_one_is_the_failure_of_both() -> None:

@@ -178,12 +178,11 @@ def num_elements(shape: tuple[int, ...]) -> int:
 def check_sizes(storage: Storage, manifest: Manifest) -> None:
     """Raises DamagedError naming the first file that is missing or has another size."""
     prefix = names.checkpoint_prefix(manifest.name)
+    sizes = storage.sizes(prefix, [file.name for file in manifest.files])
     for file in manifest.files:
-        key = f"{prefix}/{file.name}"
-        try:
-            found = storage.size_bytes(key)
-        except NotFoundError as error:
-            raise DamagedError(f"{key}: missing; the manifest names it with {file.num_bytes} bytes") from error
+        key, found = f"{prefix}/{file.name}", sizes.get(file.name)
+        if found is None:
+            raise DamagedError(f"{key}: missing; the manifest names it with {file.num_bytes} bytes")
         if found != file.num_bytes:
             raise DamagedError(f"{key}: {found} bytes, the manifest says {file.num_bytes}; the file was cut or changed")
 

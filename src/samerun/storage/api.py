@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final, Protocol, Self
 from samerun.errors import AlreadyExistsError, NotFoundError, StorageError, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from types import TracebackType
 
 _KEY: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+=-]*(/[A-Za-z0-9_][A-Za-z0-9_.+=-]*)*\Z")
@@ -92,6 +93,12 @@ class Storage(Protocol):
     def reader(self, key: str) -> Reader: ...
 
     def size_bytes(self, key: str) -> int: ...
+
+    def sizes(self, prefix: str, wanted: Iterable[str]) -> dict[str, int]:
+        """Name → bytes of those `wanted` that lie directly under `prefix`; one that is missing is not in the answer.
+
+        On an object store one listing, however many names. StorageError for a name that is no object (a link, a pipe).
+        """
 
     def names(self, prefix: str) -> list[str]:
         """The sorted names directly under `prefix` ("" is the root); empty when there is no such prefix."""

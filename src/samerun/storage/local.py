@@ -12,7 +12,7 @@ import errno
 import hashlib
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
@@ -107,6 +107,13 @@ class Local:
         path = self._path(key)
         with _told("looking at", path):
             return self._files.regular_size(path)
+
+    def sizes(self, prefix: str, wanted: Iterable[str]) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for name in wanted:
+            with contextlib.suppress(NotFoundError):
+                found[name] = self.size_bytes(f"{prefix}/{name}" if prefix else name)
+        return found
 
     def names(self, prefix: str) -> list[str]:
         path = self._path(prefix) if prefix else self._root

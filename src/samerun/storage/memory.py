@@ -10,6 +10,7 @@ from samerun.errors import AlreadyExistsError, NotFoundError, SchemaError, Stora
 from samerun.storage.api import Buffer, Found, checked_key
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from types import TracebackType
 
 
@@ -69,6 +70,11 @@ class Memory:
     def size_bytes(self, key: str) -> int:
         with self._lock:
             return len(self._found(key))
+
+    def sizes(self, prefix: str, wanted: Iterable[str]) -> dict[str, int]:
+        keys = {name: checked_key(f"{prefix}/{name}" if prefix else name) for name in wanted}
+        with self._lock:
+            return {name: len(self.objects[key]) for name, key in keys.items() if key in self.objects}
 
     def names(self, prefix: str) -> list[str]:
         with self._lock:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 from samerun.errors import NotFoundError, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from samerun.storage.api import Found, Reader, Storage, Writer
 
 
@@ -48,6 +50,9 @@ class Nested:
 
     def size_bytes(self, key: str) -> int:
         return self._inner.size_bytes(self._found(key))
+
+    def sizes(self, prefix: str, wanted: Iterable[str]) -> dict[str, int]:
+        return self._inner.sizes(self._below(prefix), wanted)
 
     def names(self, prefix: str) -> list[str]:
         if prefix == self._prefix or prefix.startswith(f"{self._prefix}/"):

@@ -24,7 +24,7 @@ import secrets
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
@@ -164,6 +164,13 @@ class Cloud:
         if size_bytes == len(TOMBSTONE) and self._is_tombstone(key):
             raise NotFoundError(errno.ENOENT, "looking at: it was discarded", self._at(key))
         return size_bytes
+
+    def sizes(self, prefix: str, wanted: Iterable[str]) -> dict[str, int]:
+        keys = {checked_key(f"{prefix}/{name}" if prefix else name): name for name in wanted}
+        with self._told("listing", prefix):
+            found = [item for item in self._requests.list_all(prefix) if item.key in keys]
+        dead = {item.key for item in found if item.size_bytes == len(TOMBSTONE) and self._is_tombstone(item.key)}
+        return {keys[item.key]: item.size_bytes for item in found if item.key not in dead}
 
     def names(self, prefix: str) -> list[str]:
         start = f"{checked_key(prefix)}/" if prefix else ""
