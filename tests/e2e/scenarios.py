@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
+import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,9 +18,12 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
 import samerun
+from samerun.core.clock import ManualClock
 from samerun.data import WindowSampler
+from samerun.errors import Stopped
 from samerun.plan.batch import BatchRequest, plan_batch
 from samerun.plan.run import RunPlan
+from samerun.preempt import Preemption
 from samerun.state.rng import seed_all
 
 WIDTH = 7
@@ -114,6 +121,8 @@ def train(
     keep_last: int = 5,
     longest: int = 40,
     planned: bool = False,
+    preemption: Preemption | None = None,
+    in_batch: Callable[[samerun.Run, int, int, Average], None] = lambda run, window, slot, average: None,
 ) -> dict[str, Any]:
     """One start of the run at `path`; returns what it ended as."""
     rank = dist.get_rank() if dist.is_initialized() else 0
@@ -144,13 +153,15 @@ def train(
         save_every=save_every,
         keep_last=keep_last,
         plan=plan_for(global_batch, micro_batch) if planned else None,
+        preemption=preemption,
     )
     losses = []
     with run:
         for window in run.windows(until=until):
-            for inputs, targets in window:
+            for slot, (inputs, targets) in enumerate(window):
                 loss = ((model(inputs) - targets) ** 2).sum()
                 window.backward(loss, len(inputs) * WIDTH)
+                in_batch(run, window.index, slot, average)
             outcome = window.step()
             losses.append(outcome.loss)
             if draw_in_body:
@@ -163,6 +174,47 @@ def train(
 
 def model_sum(model: nn.Module) -> torch.Tensor:
     return sum((local(p).sum() for p in model.parameters()), torch.zeros(()))
+
+
+def train_told(
+    path: str,
+    *,
+    at: tuple[int, int, int],
+    warning: str,
+    microbatch_seconds: float = 10.0,
+    changes_extra: bool = False,
+    **options: Any,
+) -> dict[str, Any]:
+    """`train` by a clock on which a microbatch takes long; at=(window, slot, rank): SIGTERM after that microbatch.
+
+    Returns how it was stopped.
+    """
+    from samerun.preempt import flag
+    from samerun.run.starting import opening
+
+    clock = ManualClock()
+    rank = dist.get_rank() if dist.is_initialized() else 0
+
+    def in_batch(run: samerun.Run, window: int, slot: int, average: Average) -> None:
+        clock.advance(microbatch_seconds)
+        if [window, slot, rank] == list(at):
+            os.kill(os.getpid(), signal.SIGTERM)
+            while not run.alive():
+                time.sleep(0.001)
+            if changes_extra:
+                average.draws += 1.0
+        if window == at[0] and dist.is_initialized():
+            dist.barrier()  # as sharded models meet in every microbatch; here they are too quick to be told in time
+
+    before = opening.SystemClock, flag.SystemClock
+    opening.SystemClock = flag.SystemClock = lambda: clock  # type: ignore[assignment, misc]
+    try:
+        train(path, in_batch=in_batch, preemption=Preemption(warning=warning), **options)
+    except Stopped as stopped:
+        return {"reason": stopped.reason}
+    finally:
+        opening.SystemClock, flag.SystemClock = before  # type: ignore[misc]
+    raise AssertionError("nothing stopped it")
 
 
 def train_unsettled(path: str, **options: Any) -> dict[str, Any]:

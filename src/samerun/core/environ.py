@@ -37,6 +37,13 @@ def fault_plan_text(environ: Mapping[str, str] | None = None) -> str | None:
     return (os.environ if environ is None else environ).get(FAULTS_VARIABLE) or None
 
 
+def schedulers(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
+    """Schedulers that end this process on their own clock, by the names that `samerun plan preempt --chain` knows."""
+    env = os.environ if environ is None else environ
+    marks = (("KUBERNETES_SERVICE_HOST", "kubernetes"), ("SLURM_JOB_ID", "slurm-limit"))
+    return tuple(name for variable, name in marks if env.get(variable))
+
+
 def launcher(environ: Mapping[str, str] | None = None) -> Launcher:
     env = os.environ if environ is None else environ
     return Launcher(

@@ -1,10 +1,12 @@
-"""Whether what must happen after a notice fits before the kill: from measured times, decided at an edge, pure.
+"""Whether what must happen after a notice fits before the kill: from measured times, pure.
 
-    save + teardown + margin ≤ seconds left    save the state of this edge, then leave
-    otherwise                                  leave without a save that could not be committed; the last one stays
+inside a window
+rest of the window + save + teardown + margin ≤ seconds left    finish it, then decide at the edge
+otherwise                                                       drop it, and decide for the edge before it
 
-At an edge the window is already finished or was never begun, so SPEC's "finish the window" has been decided by reaching
-it; a window that the kill does not let finish leaves nothing behind, and the run resumes from its last checkpoint.
+at an edge
+save + teardown + margin ≤ seconds left    save the state of this edge, then leave
+otherwise                                  leave without a save that could not be committed; the last one stays
 """
 
 from __future__ import annotations
@@ -16,8 +18,8 @@ from enum import Enum
 from typing import Final
 
 from samerun.core.units import format_seconds, parse_seconds
-from samerun.plan.availability.deadline import Link, Path, PreemptPlan, plan_preempt
-from samerun.preempt.sources import NoticeSource
+from samerun.plan.availability.deadline import KNOWN_LINKS, Link, Outcome, Path, PreemptPlan, link, plan_preempt
+from samerun.preempt.sources import AwsSpotNotice, NoticeSource
 
 _REMEMBERED: Final = 20
 TEARDOWN_SECONDS: Final = 2.0
@@ -29,21 +31,34 @@ class Preemption:
     """What a run knows about being told to stop.
 
     `warning`: how long there is between a SIGTERM and the kill ("120 s"); None: as long as the launcher gives, or
-    unknown. `margin`: spare time to keep. `sources`: notices to poll for.
+    unknown. `chain`: the links of the kill chain, as `samerun plan preempt --chain` takes them ("kubernetes=600s", or
+    "kubernetes" for its default). `margin`: spare time to keep. `sources`: notices to poll for.
     """
 
     warning: str | None = None
     margin: str = "2 s"
     sources: tuple[NoticeSource, ...] = ()
+    chain: tuple[str, ...] = ()
 
     def links(self, *, launcher_seconds: float | None) -> tuple[Link, ...]:
-        """The kill chain as far as it is known."""
-        found = []
-        if self.warning is not None:
-            found.append(Link(name="warning", warning_seconds=parse_seconds(self.warning)))
-        if launcher_seconds is not None:
+        """The kill chain as far as it is known. Raises UsageError for a link without a time and without a default."""
+        found = [] if self.warning is None else [Link(name="warning", warning_seconds=parse_seconds(self.warning))]
+        found += [link(text) for text in self.chain]
+        if launcher_seconds is not None and all(each.name != "torchrun" for each in found):
             found.append(Link(name="torchrun", warning_seconds=launcher_seconds))
         return tuple(found)
+
+
+def assumed_links(preemption: Preemption, known: Sequence[Link], schedulers: Sequence[str]) -> tuple[Link, ...]:
+    """Links that are there although nobody said how long they give, by their defaults: schedulers, polled clouds.
+
+    They serve the check at start only: a deadline that is only assumed must not end a run without its save.
+    """
+    if preemption.warning is not None:
+        return ()
+    said = {each.name for each in known}
+    there = [*schedulers, *(source.link for source in preemption.sources if isinstance(source, AwsSpotNotice))]
+    return tuple(Link(name=name, warning_seconds=KNOWN_LINKS[name]) for name in there if name not in said)
 
 
 class Slowest:
@@ -59,6 +74,20 @@ class Slowest:
     def seconds(self) -> float | None:
         """None while nothing was measured."""
         return max(self._last, default=None)
+
+
+def finishing_fits(
+    *,
+    seconds_left: float | None,
+    window_left_seconds: float | None,
+    save_seconds: float | None,
+    margin_seconds: float,
+) -> bool:
+    """Whether the open window can be finished and saved. Where something is unknown it is finished: the kill, not a
+    guess, takes its work away then, and the last checkpoint stays either way."""
+    if seconds_left is None or window_left_seconds is None:
+        return True
+    return window_left_seconds + (save_seconds or 0.0) + TEARDOWN_SECONDS + margin_seconds <= seconds_left
 
 
 class Leave(Enum):
@@ -93,14 +122,24 @@ def check_budget(
     return plan_preempt(links, path)
 
 
-def describe_budget(plan: PreemptPlan) -> str:
+_SHORT: Final = {
+    Outcome.DROP_WINDOW: "an open window is dropped and its last edge saved",
+    Outcome.DOES_NOT_FIT: "what was done since the last save would be lost",
+}
+
+
+def describe_budget(plan: PreemptPlan, *, assumed: Sequence[Link] = ()) -> str:
     """One sentence: does a stop fit into the warning, and which link limits it."""
     need = format_seconds(plan.path.total_seconds)
-    warning = f"{format_seconds(plan.warning_seconds)} of warning (limited by {plan.limiting_link})"
+    guess = ""
+    if plan.limiting_link in {each.name for each in assumed}:
+        guess = f", by its default: tell yours, Preemption(chain=('{plan.limiting_link}=60s',))"
+    warning = f"{format_seconds(plan.warning_seconds)} of warning (limited by {plan.limiting_link}{guess})"
     parts = (
         f"window {format_seconds(plan.path.window_seconds)}, save {format_seconds(plan.path.save_seconds)}, "
-        f"teardown and margin {format_seconds(plan.path.teardown_seconds + plan.path.margin_seconds)}"
+        f"notice, teardown and margin "
+        f"{format_seconds(plan.path.notice_seconds + plan.path.teardown_seconds + plan.path.margin_seconds)}"
     )
-    if plan.short_seconds == 0:
+    if plan.verdict is Outcome.FITS:
         return f"a stop needs {need} ({parts}) and has {warning}"
-    return f"a stop needs {need} ({parts}) but has only {warning}; {plan.remedy}"
+    return f"a stop needs {need} ({parts}) but has only {warning}: {_SHORT[plan.verdict]}; {plan.remedy}"

@@ -60,6 +60,9 @@ class FileNotice:
 class AwsSpotNotice:
     """EC2's interruption notice: two minutes, best effort. Polled every five seconds, as AWS advises."""
 
+    link: Final = "aws-spot"
+    """Its name in a kill chain."""
+
     def __init__(
         self, *, url: str = "http://169.254.169.254", every_seconds: float = 5.0, clock: Clock | None = None
     ) -> None:

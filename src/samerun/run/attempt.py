@@ -1,6 +1,7 @@
 """One attempt: everything that exists between a run's start and its end in this process.
 
-edge:      trace → save if due → stop if agreed → end if the goal is reached
+edge:      trace → stop if agreed → save if due → stop if agreed meanwhile → end if the goal is reached
+inside:    told to stop, and finishing no longer fits: all ranks drop the window before the same microbatch
 decided:   cursor, counters, history, learning rate; flags for the coming edge
 """
 
@@ -8,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from samerun.checkpoint import Store
 from samerun.core.clock import Clock
@@ -22,9 +23,12 @@ from samerun.health.attach import decided_of
 from samerun.health.monitor import Monitor
 from samerun.preempt.budget import Leave
 from samerun.preempt.flag import StopFlag
+from samerun.preempt.spans import WINDOW
+from samerun.preempt.votes import Votes
 from samerun.ranks.group import Group
 from samerun.ranks.topology import Topology
 from samerun.run.config import RunConfig
+from samerun.run.ending.midwindow import Midwindow
 from samerun.run.ending.stopping import Stopping
 from samerun.run.faults import FaultPoints
 from samerun.run.goal import Goal
@@ -33,14 +37,16 @@ from samerun.run.samples import SampleLedger, open_samples
 from samerun.run.starting.announce import say
 from samerun.run.starting.start import Started
 from samerun.run.trace import Trace
+from samerun.state.extra import Extra
 from samerun.step.engine import Engine
 from samerun.step.noise import NoiseEstimate
 from samerun.step.outcome import Decision
 from samerun.step.parallel.agree import Agreed, Flags
 from samerun.step.schedule import step_schedulers
-from samerun.step.window import Window
+from samerun.step.window import Window, WindowDropped
 
 _BEST: Final = "best"
+_MICROBATCH: Final = ".microbatch:"
 
 
 @dataclass(slots=True)
@@ -72,7 +78,14 @@ class Parts:
 
 class Attempt:
     def __init__(
-        self, parts: Parts, started: Started, *, journal: Journal, trace: Trace, health: Monitor | None = None
+        self,
+        parts: Parts,
+        started: Started,
+        *,
+        journal: Journal,
+        trace: Trace,
+        votes: Votes | None = None,
+        health: Monitor | None = None,
     ) -> None:
         self._parts = parts
         self.started = started
@@ -90,6 +103,7 @@ class Attempt:
         self._tags: list[str] = []
         self._agreed: Agreed | None = None
         self._stop_agreed = False
+        self._stop_told = False
         self._window_began: float | None = None
         self.stopping = Stopping(
             parts.stop,
@@ -100,6 +114,8 @@ class Attempt:
             clock=parts.clock,
             attempt=started.attempt,
         )
+        own = [component for component in parts.components if isinstance(component, Extra)]
+        self._midwindow = Midwindow(votes, parts.group, own, self.stopping)
 
     @property
     def progress(self) -> Progress:
@@ -114,7 +130,8 @@ class Attempt:
         parts.faults.at(f"edge:{self.progress.windows}")
         self._samples.began(parts.config.source, attempt=self.started.attempt, window=int(self.progress.windows))
         self.trace.edge(self.progress, parts.components)
-        self.stopping.at_edge()
+        self.stopping.spans.look()
+        self._midwindow.at_edge(self.stopping.windows.seconds)
         if self._agreed is not None and self._agreed.num_abandon:
             self._leave(self.stopping.abandoned(saved_name=self._saved_name))
         reached = goal is None or goal.is_reached(self.progress)
@@ -124,11 +141,15 @@ class Attempt:
             self._health.edge(int(self.progress.windows))
         if self._is_save_due() or (reached and self._saved != self.progress) or self._tags:
             self.save()
-        self._say_budget()
+            if not reached and self._is_stop_noticed():  # a save can take longer than the window that would follow
+                self._stop()
+        self.say_budget()
         self._window_began = parts.clock.monotonic_seconds()
+        self.stopping.spans.enter(WINDOW)
         return not reached
 
     def window(self, data: DataWindow) -> Window:
+        self._midwindow.begin(data.index, data.num_microbatches // self._parts.topology.num_replicas)
         return Window(
             self._parts.engine,
             data if self._health is None else self._health.begin(data),
@@ -165,13 +186,27 @@ class Attempt:
     def close(self) -> None:
         if self._health is not None:
             self._health.close()
+        self._midwindow.close()
         self.journal.close()
         self._samples.close()
         self.trace.close()
         self._parts.group.close()
 
+    def alive(self) -> bool:
+        """A sign of life from a long section of the user's; whether this rank was told to stop."""
+        self.stopping.spans.look()
+        self.enter("section of the user's own")
+        if self._parts.stop.is_set and not self._stop_told:
+            self._stop_told = True
+            left = self._parts.stop.seconds_left()
+            known = "" if left is None else f", {left:.0f} s left"
+            self._midwindow.noticed()
+            say(f"rank {self._parts.group.rank}: told to stop{known}; the stop is agreed on at the next edge")
+        return self._parts.stop.is_set
+
     def enter(self, phase: str) -> None:
         """What the loop does from now on, for whoever watches how long it takes."""
+        self.stopping.spans.enter(phase)
         if self._health is not None:
             self._health.enter(phase, f"after window {int(self.progress.windows) - 1}")
 
@@ -223,6 +258,8 @@ class Attempt:
             if self.leads:
                 say(alert)
         self._agreed = agreed
+        self._midwindow.decided()
+        self.stopping.spans.enter("loop body")
         if self._window_began is not None:
             self.stopping.windows.add(parts.clock.monotonic_seconds() - self._window_began)
 
@@ -238,6 +275,9 @@ class Attempt:
         if self._health is not None:
             self._health.at(point)
         self._parts.faults.at(point)
+        _, found, slot = point.rpartition(_MICROBATCH)
+        if found and self._midwindow.is_dropped_at(int(slot)):
+            raise WindowDropped(lambda: self._leave_dropped(int(slot)))
 
     def _flags(self) -> Flags:
         return Flags(
@@ -259,15 +299,30 @@ class Attempt:
     def _is_stop_agreed(self) -> bool:
         """Whether all ranks know of a stop. The first edge asks by itself: loading and compiling can take long."""
         if self._agreed is None and not self._stop_agreed:
-            self._stop_agreed = any(self._parts.group.gather(self._parts.stop.is_set))
+            self._is_stop_noticed()
         return self._stop_agreed or (self._agreed is not None and self._agreed.num_stop > 0)
 
-    def _stop(self) -> None:
-        if (self._saved != self.progress or self._tags) and self.stopping.decide() is Leave.SAVE:
-            self.save()
-        self._leave(self.stopping.stopped(saved_name=self._saved_name, current=self._saved == self.progress))
+    def _is_stop_noticed(self) -> bool:
+        """Asks all ranks. Collective."""
+        self._stop_agreed = self._stop_agreed or any(self._parts.group.gather(self._parts.stop.is_set))
+        return self._stop_agreed
 
-    def _leave(self, end: Stop) -> None:
+    def _stop(self, *, dropped: str = "", why_not: str = "") -> NoReturn:
+        if not why_not and (self._saved != self.progress or self._tags) and self.stopping.decide() is Leave.SAVE:
+            self.save()
+        current = self._saved == self.progress
+        self._leave(
+            self.stopping.stopped(saved_name=self._saved_name, current=current, dropped=dropped, why_not=why_not)
+        )
+
+    def _leave_dropped(self, slot: int) -> NoReturn:
+        """Every rank is here, before the same microbatch; gradients are dropped, buffers put back."""
+        changed = self._midwindow.put_back()
+        dropped = f" before microbatch {slot} of window {int(self.progress.windows)}, which is dropped"
+        self._stop(dropped=dropped, why_not=f"{', '.join(changed)} changed inside the window" if changed else "")
+
+    def _leave(self, end: Stop) -> NoReturn:
+        self.stopping.timings.write(self.journal)
         self.journal.write(
             "ended", code=int(end.exit_code), reason=end.reason, progress=self.progress.to_json(), sync=True
         )
@@ -275,8 +330,9 @@ class Attempt:
             say(end.reason)
         raise end
 
-    def _say_budget(self) -> None:
+    def say_budget(self) -> None:
         line = self.stopping.budget_warning()
         if line is not None and self.leads:
+            self.stopping.timings.write(self.journal)
             self.journal.write("budget", text=line)
             say(line)

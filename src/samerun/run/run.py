@@ -188,6 +188,16 @@ class Run:
         attempt.enter("loop body")
         return value
 
+    def alive(self) -> bool:
+        """A sign of life from a long section of your own (a validation pass, an export): call it now and then there.
+
+        Local, never a collective: ranks may call it as often as they like. It tells the watch for hangs that this rank
+        is busy, and counts as a look at notices. Returns True once this rank was told to stop: end the section soon if
+        the run may do without the rest of it (an evaluation may not: its value is part of the run). The stop itself is
+        agreed on by all ranks, and saved, at the next edge. Raises UsageError where the run is not open.
+        """
+        return self._opened().alive()
+
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         """The run's precision for code outside a window's batches, such as an evaluation."""
         device = next(next(iter(self._config.models.values())).parameters()).device

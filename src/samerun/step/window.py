@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import torch
 
@@ -52,6 +52,17 @@ class WindowData(Protocol):
     def slots(self) -> int: ...
 
     def __iter__(self) -> Iterator[MicroBatch]: ...
+
+
+class WindowDropped(Exception):  # noqa: N818  # what happens, not a fault
+    """Raised by `at` before a microbatch: all ranks drop the open window there.
+
+    Once its gradients are dropped and its buffers put back, `then` is called, which ends the run.
+    """
+
+    def __init__(self, then: Callable[[], NoReturn]) -> None:
+        super().__init__("dropped before its end")
+        self.then = then
 
 
 class _Phase(Enum):
@@ -113,14 +124,21 @@ class Window:
             self._had_backward = None
             self._fill()
             self._phase = _Phase.EXHAUSTED
+        except WindowDropped as dropped:
+            self._leave()
+            dropped.then()
         finally:
-            self._autocast.close()
-            self._engine.sync.reset()
-            self._recorder.forget()
-            if self._phase is _Phase.HANDING_OUT:
-                self._phase = _Phase.BROKEN
-                self._engine.drop_gradients()
-                self._put_buffers_back()
+            self._leave()
+
+    def _leave(self) -> None:
+        """Nothing that was set for the forwards stays set; a window that was left early leaves no trace."""
+        self._autocast.close()
+        self._engine.sync.reset()
+        self._recorder.forget()
+        if self._phase is _Phase.HANDING_OUT:
+            self._phase = _Phase.BROKEN
+            self._engine.drop_gradients()
+            self._put_buffers_back()
 
     def backward(
         self,

@@ -20,12 +20,15 @@ from samerun.health.spike.detector import SpikeDetector
 from samerun.plan.record import diff, from_json, to_json
 from samerun.plan.run import RunPlan
 from samerun.preempt.flag import StopFlag
+from samerun.preempt.votes import Votes
+from samerun.ranks.board import SoloBoard, board_of_default_group
 from samerun.ranks.group import Group, Solo
 from samerun.ranks.topology import Topology, topology_of
 from samerun.ranks.torch_group import TorchGroup
 from samerun.run.attempt import Attempt, Live, Parts
 from samerun.run.config import RunConfig
 from samerun.run.ending import last_words
+from samerun.run.ending.timings import last_timings
 from samerun.run.faults import FaultPlan, FaultPoints, PlannedFiles
 from samerun.run.starting.announce import describe, say
 from samerun.run.starting.identity import model_identity, optimizer_identity, scheduler_identity, user_identity
@@ -108,14 +111,24 @@ def _open(config: RunConfig, stop: StopFlag, launcher: Launcher, topology: Topol
         stop=stop,
         faults=faults,
     )
-    journal = journals.of(started.attempt)
-    health = _health(parts, place, started, journal)
-    attempt = Attempt(parts, started, journal=journal, trace=_trace(plan, started, group), health=health)
+    attempt = _attempt(parts, started, place, journals.of(started.attempt), plan)
     if started.kind is not StartKind.FRESH:
         attempt.trace.restored(live.progress, components, started.saved_digests)
     _pass_over(attempt, config.source, place, group)
     _announce(attempt, config, topology, facts, lead=group.rank == 0)
+    _recall(attempt, journals.earlier(started.attempt))
     return attempt
+
+
+def _attempt(parts: Parts, started: Started, place: Storage, journal: Journal, plan: FaultPlan) -> Attempt:
+    return Attempt(
+        parts,
+        started,
+        journal=journal,
+        trace=Trace(plan.trace, attempt=started.attempt, rank=parts.group.rank),
+        votes=_votes(parts, started),
+        health=_health(parts, place, started, journal),
+    )
 
 
 def _health(parts: Parts, place: Storage, started: Started, journal: Journal) -> Monitor | None:
@@ -134,6 +147,21 @@ def _health(parts: Parts, place: Storage, started: Started, journal: Journal) ->
         journal=journal,
         tell=say,
     )
+
+
+def _votes(parts: Parts, started: Started) -> Votes | None:
+    leads, prefix = parts.group.rank == 0, f"samerun/{started.run_id}/{started.attempt}/"
+    board = SoloBoard() if parts.group.size == 1 else board_of_default_group(prefix=prefix)
+    return None if board is None else Votes(board, parts.clock, leads=leads, say=say)
+
+
+def _recall(attempt: Attempt, earlier: list[list[dict[str, Any]]]) -> None:
+    """The start line's last part: what the attempt before this one measured, and whether a stop fits by that."""
+    last = last_timings(earlier)
+    if last is not None:
+        attempt.stopping.recall(last)
+        say(f"  last attempt: {last}")
+        attempt.say_budget()
 
 
 def _pass_over(attempt: Attempt, source: Any, place: Storage, group: Group) -> None:
@@ -208,9 +236,13 @@ class _Journals:
         return self._journal
 
     def load_tries(self, attempt: int) -> LoadTries:
+        return LoadTries(self.of(attempt), self.earlier(attempt))
+
+    def earlier(self, attempt: int) -> list[list[dict[str, Any]]]:
+        """Events of the attempts before this one, oldest first. None on other ranks, nor of a run on an object store"""
         if not self._writes or is_url(self._path):
-            return LoadTries(self.of(attempt))
-        return LoadTries(self.of(attempt), earlier_journals(Path(self._path) / "journal", attempt=attempt))
+            return []
+        return earlier_journals(Path(self._path) / "journal", attempt=attempt)
 
     def _open(self, attempt: int) -> Journal:
         if not self._writes:
@@ -225,10 +257,6 @@ def _place(path: str, plan: FaultPlan, faults: FaultPoints) -> Storage:
     if plan.faults and not is_url(path):
         return Local(path, files=PlannedFiles(faults))
     return open_storage(path)
-
-
-def _trace(plan: FaultPlan, started: Started, group: Group) -> Trace:
-    return Trace(plan.trace, attempt=started.attempt, rank=group.rank)
 
 
 def _announce(attempt: Attempt, config: RunConfig, topology: Topology, facts: Mapping[str, Any], *, lead: bool) -> None:
