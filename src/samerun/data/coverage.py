@@ -48,10 +48,15 @@ def mix64(epoch: int, sample: int) -> int:
     return mix(mix(epoch + GOLDEN) + sample)
 
 
+def fingerprints(epochs: NDArray[np.int64], samples: NDArray[np.int64]) -> U64:
+    """`mix64` of each pair of two arrays of equal length."""
+    starts = mix_array(epochs.astype(np.uint64) + np.uint64(GOLDEN))
+    return mix_array(starts + samples.astype(np.uint64))
+
+
 def coverage_of(epochs: NDArray[np.int64], samples: NDArray[np.int64]) -> int:
     """Σ mix64(epoch, sample) mod 2^64 over two arrays of equal length; 0 when they are empty."""
-    starts = mix_array(epochs.astype(np.uint64) + np.uint64(GOLDEN))
-    return int(mix_array(starts + samples.astype(np.uint64)).sum(dtype=np.uint64))
+    return int(fingerprints(epochs, samples).sum(dtype=np.uint64))
 
 
 def coverage_of_pairs(pairs: Sequence[tuple[int, int]]) -> int:

@@ -20,7 +20,10 @@ from samerun.errors import UsageError
 
 SCHEMA: Final = "ckpt.data.v1"
 _MAX_SEED: Final = 2**63 - 1
-_REMEMBERED_WINDOWS: Final = 64
+_REMEMBERED_WINDOWS: Final = 128
+_SAMPLES_AT_ONCE: Final = 2048
+"""Looked up in one go: a lookup costs as much as a few hundred samples, a small window's included."""
+_WINDOWS_AT_ONCE: Final = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +56,8 @@ class Cursor:
         self._produced = 0
         self._delivered = 0
         self._plans: dict[int, WindowPlan] = {}
+        self._on_the_way: dict[int, dict[int, MicroBatchPlan]] = {}
+        """Window → number → what was asked of a loader and not delivered yet."""
 
     @property
     def windows(self) -> int:
@@ -79,15 +84,18 @@ class Cursor:
         self.began = False
         self._produced = self._delivered = self._position
         self._plans.clear()
+        self._on_the_way.clear()
 
     def plan(self, index: int, start: int) -> WindowPlan:
         """Window `index`, which begins at `start`; remembered, since a loader and its reader both ask for it."""
         plan = self._plans.get(index)
         if plan is None:
-            plan = self.windowing.window(index=index, start=start)
-            self._plans[index] = plan
-            if len(self._plans) > _REMEMBERED_WINDOWS:
+            count = min(_WINDOWS_AT_ONCE, max(1, _SAMPLES_AT_ONCE // self.windowing.global_batch))
+            for plan in self.windowing.windows(index=index, start=start, count=count):
+                self._plans[plan.index] = plan
+            while len(self._plans) > _REMEMBERED_WINDOWS:
                 del self._plans[next(iter(self._plans))]
+            plan = self._plans[index]
         return plan
 
     def own_microbatches(self) -> Iterator[MicroBatchPlan]:
@@ -97,12 +105,18 @@ class Cursor:
         while True:
             plan = self.plan(index, start)
             for number in self.replica.numbers(plan.num_microbatches):
-                self._produced = _end_of(plan, number)
-                yield plan.microbatch(number)
+                part = plan.microbatch(number)
+                self._produced = part.end
+                if index >= self._windows:
+                    self._on_the_way.setdefault(index, {})[number] = part
+                yield part
             index, start = index + 1, plan.end
 
-    def delivered(self, plan: WindowPlan, number: int) -> None:
-        self._delivered = _end_of(plan, number)
+    def delivered(self, window: int, number: int) -> MicroBatchPlan:
+        """The loop was given this microbatch; returns what was asked for."""
+        part = self._on_the_way[window].pop(number)
+        self._delivered = part.end
+        return part
 
     def commit(self, window: DataWindow | None = None) -> None:
         """Moves the cursor over the next undecided window; `window`, when given, must be that one."""
@@ -113,6 +127,7 @@ class Cursor:
                 f"window is {plan.index}, positions [{plan.start}, {plan.end}). Commit each window once, in order"
             )
         self._plans.pop(plan.index, None)
+        self._on_the_way.pop(plan.index, None)
         self._position = plan.end
         self._windows += 1
         self._samples += plan.num_samples
@@ -185,11 +200,6 @@ class Cursor:
         identity = self.identity()
         saved = {name: state[name] for name in identity}
         return decide(share(saved), share(identity), position=position, allowed={self.on_change})
-
-
-def _end_of(plan: WindowPlan, number: int) -> int:
-    last = min((number + 1) * plan.micro_batch, plan.num_samples) - 1
-    return int(plan.positions[last]) + 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -152,8 +152,7 @@ class Data(SourceBase):
         except BaseException:
             self.close()
             raise
-        wanted = plan.microbatch(number)
-        self._cursor.delivered(plan, number)
+        wanted = self._cursor.delivered(plan.index, number)
         return MicroBatch(
             number=number,
             num_samples=len(wanted.samples),

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from samerun.data.coverage import coverage_of
+from samerun.data.coverage import fingerprints
 from samerun.data.order import MAX_SAMPLES, Int64Array, Order
 from samerun.data.source import Replica
 from samerun.errors import UsageError
@@ -90,6 +90,8 @@ class MicroBatchPlan:
     number: int
     position: int
     """Of the first sample, in the global order: the key of everything random about the microbatch as a whole."""
+    end: int
+    """Behind the last one."""
     samples: tuple[tuple[int, int], ...]
 
 
@@ -116,9 +118,14 @@ class WindowPlan:
 
     def microbatch(self, number: int) -> MicroBatchPlan:
         part = slice(number * self.micro_batch, (number + 1) * self.micro_batch)
-        pairs = zip(self.epochs[part].tolist(), self.samples[part].tolist(), strict=True)
-        position = int(self.positions[part.start])
-        return MicroBatchPlan(window=self.index, number=number, position=position, samples=tuple(pairs))
+        positions = self.positions[part].tolist()
+        return MicroBatchPlan(
+            window=self.index,
+            number=number,
+            position=positions[0],
+            end=positions[-1] + 1,
+            samples=tuple(zip(self.epochs[part].tolist(), self.samples[part].tolist(), strict=True)),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,20 +172,33 @@ class Windowing:
 
     def window(self, *, index: int, start: int) -> WindowPlan:
         """The window that begins at position `start`. O(global_batch), wherever `start` is."""
-        first = self.skip.kept_before(start)
-        positions = self.skip.positions(np.arange(first, first + self.global_batch, dtype=np.int64))
+        return self.windows(index=index, start=start, count=1)[0]
+
+    def windows(self, *, index: int, start: int, count: int) -> list[WindowPlan]:
+        """`count` windows in a row, looked up at once: most of the time of a small one is not spent on its samples."""
+        first, size = self.skip.kept_before(start), self.global_batch
+        positions = self.skip.positions(np.arange(first, first + count * size, dtype=np.int64))
         epochs, offsets = np.divmod(positions, self.samples_per_epoch)
         samples = self.order.lookup(epochs, offsets)
-        return WindowPlan(
-            index=index,
-            start=start,
-            end=int(positions[-1]) + 1,
-            micro_batch=self.micro_batch,
-            positions=positions,
-            epochs=epochs,
-            samples=samples,
-            coverage=coverage_of(epochs, samples),
-        )
+        prints = fingerprints(epochs, samples).reshape(count, size).sum(axis=1, dtype=np.uint64).tolist()
+        plans: list[WindowPlan] = []
+        for number, coverage in enumerate(prints):
+            part = slice(number * size, (number + 1) * size)
+            end = int(positions[part.stop - 1]) + 1
+            plans.append(
+                WindowPlan(
+                    index=index + number,
+                    start=start,
+                    end=end,
+                    micro_batch=self.micro_batch,
+                    positions=positions[part],
+                    epochs=epochs[part],
+                    samples=samples[part],
+                    coverage=coverage,
+                )
+            )
+            start = end
+        return plans
 
     def check_replica(self, replica: Replica) -> None:
         """Raises UsageError when some replica would get no microbatch in a window."""

@@ -146,12 +146,12 @@ def test_random_draws_belong_to_the_sample(num_workers: int) -> None:
 
 def test_collate_draws_by_the_position_of_its_microbatch() -> None:
     """Not by what its last sample happened to leave of its own draws."""
-    from samerun.data.fetch.keyed import generators_put_back, seed_generators
+    from samerun.data.fetch.keyed import GeneratorsPutBack, seed_generators
 
     with Data(Drawing(11), global_batch=4, micro_batch=2, seed=7, collate_fn=drawing_collate) as data:
         found = take(data, 3)
     for (window, number), rows in found.items():
-        with generators_put_back():
+        with GeneratorsPutBack():
             seed_generators("collate", 7, 4 * window + 2 * number)
             assert rows[-1] == drawing_collate([])[-1].tolist()
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from samerun.data.adapters.jsonplain import decode, encode
 from samerun.data.adapters.marks import Mark
-from samerun.data.fetch.keyed import generators_put_back, seed_generators
+from samerun.data.fetch.keyed import GeneratorsPutBack, seed_generators
 from samerun.data.fetch.workers import close_at_exit, end_workers, no_longer_at_exit, signals_held
 from samerun.errors import UsageError
 
@@ -52,7 +52,7 @@ class Reader:
                 self._end_epoch()
 
     def _next(self) -> Any:
-        with generators_put_back():
+        with GeneratorsPutBack():
             if self._iterator is None:
                 _announce_epoch(self._source, self.epoch)
                 seed_generators("stream", *self._key, self.epoch)
@@ -92,7 +92,7 @@ def end_kept_workers(source: Any) -> None:
 
 def snapshot_of(source: Any) -> Any:
     """The source's own state as JSON. A loader may start its workers to answer, and draw for them."""
-    with generators_put_back(), signals_held():
+    with GeneratorsPutBack(), signals_held():
         seed_generators("snapshot")
         return encode(source.state_dict())
 

@@ -32,15 +32,16 @@ class Feed:
         passed["worker_init_fn"] = WorkerStart(options.get("worker_init_fn")) if workers else None
         # a generator of its own: the iterator's base seed is otherwise drawn from the global one
         passed["generator"] = torch.Generator().manual_seed(0)
-        loader = _dataloader(
-            KeyedFetch(dataset, collate=collate, seed=cursor.windowing.order.seed),
-            batch_sampler=_Plans(cursor.own_microbatches()),
-            collate_fn=identity_collate,
-            **passed,
-        )
-        close_at_exit(self)
-        with signals_held():
-            self._iterator: Iterator[Fetched] | None = iter(loader)
+        plans, keyed = cursor.own_microbatches(), KeyedFetch(dataset, collate=collate, seed=cursor.windowing.order.seed)
+        loader = _dataloader(keyed, batch_sampler=_Plans(plans), collate_fn=identity_collate, **passed)
+        self._iterator: Iterator[Fetched] | None
+        if workers or loader.pin_memory:
+            close_at_exit(self)
+            with signals_held():
+                self._iterator = iter(loader)
+        else:
+            # nothing is left for a DataLoader to do, and its own work for a batch is more than all of this
+            self._iterator = map(keyed.__getitems__, plans)
 
     def stands_at(self, window: int) -> bool:
         """Whether the next microbatch to come is the first of `window`."""

@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
-from torch.utils.data import get_worker_info
+from torch.utils.data import default_collate, get_worker_info
 
 from samerun.data.coverage import coverage_of_pairs
 from samerun.data.fetch.numpy_state import NumpyState
+from samerun.data.fetch.python_state import PythonState
 from samerun.data.windows import MicroBatchPlan
 
 
@@ -41,22 +41,24 @@ class KeyedFetch:
 
     def __init__(self, dataset: Any, *, collate: Callable[[list[Any]], Any], seed: int) -> None:
         self._dataset = dataset
+        self._sample_of: Callable[[int, int], Any] | None = getattr(dataset, "sample_of", None)
         self._collate = collate
+        self._collate_draws = collate is not default_collate
         self._seed = seed
 
     def __getitems__(self, plan: MicroBatchPlan) -> Fetched:
-        with generators_put_back():
+        with GeneratorsPutBack():
             items = [self._sample(epoch, sample) for epoch, sample in plan.samples]
-            seed_generators("collate", self._seed, plan.position)
+            if self._collate_draws:
+                seed_generators("collate", self._seed, plan.position)
             value = self._collate(items)
         coverage = coverage_of_pairs(plan.samples)
         return Fetched(plan.window, plan.number, coverage >> 32, coverage & 0xFFFFFFFF, value)
 
     def _sample(self, epoch: int, sample: int) -> Any:
         seed_generators("sample", self._seed, epoch, sample)
-        sample_of = getattr(self._dataset, "sample_of", None)
         try:
-            return self._dataset[sample] if sample_of is None else sample_of(epoch, sample)
+            return self._dataset[sample] if self._sample_of is None else self._sample_of(epoch, sample)
         except Exception as error:
             error.add_note(f"samerun: while reading sample {sample} of epoch {epoch}")
             raise
@@ -81,19 +83,23 @@ def seed_generators(purpose: str, *key: int) -> None:
     torch.default_generator.manual_seed(int.from_bytes(digest[12:], "little", signed=True))
 
 
-@contextmanager
-def generators_put_back() -> Iterator[None]:
-    """The caller's global generators continue afterwards as if nothing had been drawn.
+class GeneratorsPutBack:
+    """A `with` block after which the caller's global generators continue as if nothing had been drawn.
 
     In a worker process nothing else draws from them, so nothing is saved there.
     """
-    if get_worker_info() is not None:
-        yield
-        return
-    python, numpy, cpu = random.getstate(), NumpyState(), torch.default_generator.get_state()
-    try:
-        yield
-    finally:
-        random.setstate(python)
-        numpy.put_back()
-        torch.default_generator.set_state(cpu)
+
+    __slots__ = ("_cpu", "_numpy", "_python")
+
+    def __enter__(self) -> Self:
+        self._python: PythonState | None = None
+        if get_worker_info() is None:
+            self._python, self._numpy = PythonState(), NumpyState()
+            self._cpu = torch.default_generator.get_state()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._python is not None:
+            self._python.put_back()
+            self._numpy.put_back()
+            torch.default_generator.set_state(self._cpu)

@@ -25,7 +25,7 @@ _BYTES: Final = 4 * (_WORDS + 1)
 class NumpyState:
     """The state at construction; `put_back` restores it, whatever was drawn, seeded or exchanged in between."""
 
-    __slots__ = ("_address", "_generator", "_half", "_slow", "_words")
+    __slots__ = ("_generator", "_half", "_memory", "_slow", "_words")
 
     def __init__(self) -> None:
         self._generator: Any = _global.get_bit_generator()
@@ -34,10 +34,10 @@ class NumpyState:
         if type(self._generator) is not np.random.MT19937 or not _layout_is_known():
             self._slow = _global.get_state(legacy=False)
             return
-        self._address = self._generator.ctypes.state_address
-        self._words = ctypes.string_at(self._address, _BYTES)
+        self._memory = _memory_of(self._generator)
+        self._words = self._memory.raw
         drawn = np.random.standard_normal()
-        if ctypes.string_at(self._address, _BYTES) == self._words:
+        if self._memory.raw == self._words:
             self._half = drawn
 
     def put_back(self) -> None:
@@ -50,12 +50,17 @@ class NumpyState:
             np.random.set_state(("MT19937", words[:_WORDS], int(words[_WORDS]), 1, self._half))
         else:
             np.random.seed(0)  # forgets the half of a pair that was drawn meanwhile
-            ctypes.memmove(self._address, self._words, _BYTES)
+            self._memory.raw = self._words
+
+
+@functools.lru_cache(maxsize=1)
+def _memory_of(generator: Any) -> Any:
+    """The words and the place in them where they lie: a view, read and written by its `raw`."""
+    return (ctypes.c_char * _BYTES).from_address(generator.ctypes.state_address)
 
 
 @functools.cache
 def _layout_is_known() -> bool:
     state: Any = np.random.get_state(legacy=False)
-    address: Any = _global.get_bit_generator().ctypes.state_address
-    words = np.frombuffer(ctypes.string_at(address, _BYTES), np.uint32)
+    words = np.frombuffer(_memory_of(_global.get_bit_generator()).raw, np.uint32)
     return np.array_equal(words[:_WORDS], state["state"]["key"]) and int(words[_WORDS]) == state["state"]["pos"]
