@@ -50,6 +50,10 @@ def _memory() -> Any:
 
 @functools.cache
 def _layout_is_known() -> bool:
+    return _check_layout()
+
+
+def _check_layout() -> bool:
     """Both ways round: what is read is the state, and what is written becomes it."""
     if sys.implementation.name != "cpython" or type(_global) is not random.Random:
         return False  # an id is an address in CPython only
