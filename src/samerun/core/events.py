@@ -9,9 +9,11 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from samerun.core.clock import Clock, SystemClock
+
+_encode: Final = json.JSONEncoder(sort_keys=True).encode
 
 
 class Journal:
@@ -45,7 +47,7 @@ class Journal:
 
     def _line(self, event: str, values: dict[str, Any]) -> bytes:
         line = {"event": event, "time": round(self._clock.wall_seconds(), 3), **values}
-        return json.dumps(line, sort_keys=True).encode() + b"\n"
+        return _encode(line).encode() + b"\n"
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ may be added, compared and divided, so `run.progress.updates % 100 == 0` reads a
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 
@@ -116,8 +116,7 @@ class Progress:
 
     def after(self, *, updated: bool, samples: int, tokens: int) -> Progress:
         """The progress once one more window is decided."""
-        return replace(
-            self,
+        return Progress(
             windows=self.windows + 1,
             skipped=self.skipped + (0 if updated else 1),
             updates=self.updates + (1 if updated else 0),

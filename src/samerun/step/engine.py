@@ -97,19 +97,26 @@ class Updater:
         self._engine = engine
         self._optimizer = optimizer
         self._before_update = before_update
-        self._sums = SinglePrecisionSums(self.trained())
-        if engine.options.precision is Precision.FP16 and any(p.dtype in HALF for p in self.trained()):
+        self._parameters = self.trained
+        self._sums = SinglePrecisionSums(self._parameters)
+        if engine.options.precision is Precision.FP16 and any(p.dtype in HALF for p in self._parameters):
             raise UsageError(
                 "precision='fp16' keeps parameters in fp32 and runs the forward in fp16; these parameters are 16 bits "
                 "wide themselves, so small updates would vanish: leave out model.half() or .bfloat16()"
             )
 
+    @property
     def trained(self) -> list[nn.Parameter]:
+        """Read anew in every window: a script may add groups as it goes."""
         return [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
 
     def drop_gradients(self) -> None:
-        self._optimizer.zero_grad(set_to_none=True)
+        trained = self.trained
+        if len(trained) != len(self._parameters):
+            self._parameters, self._sums = trained, SinglePrecisionSums(trained)
         self._sums.drop()
+        for parameter in trained:  # what zero_grad does, less its profiling, which costs as much as a small kernel
+            parameter.grad = None
 
     def after_backward(self) -> None:
         """Takes the gradients of 16-bit parameters over into their float32 sums."""

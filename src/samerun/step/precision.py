@@ -33,12 +33,34 @@ class Precision(Choice):
         return contextlib.nullcontext()
 
 
+class Autocast:
+    """One window's: entered for each batch, left before its backward; both may be called with nothing to do.
+
+    Left open across a step it would serve cached copies of weights that have changed (DESIGN §9.7).
+    """
+
+    def __init__(self, precision: Precision, device: torch.device) -> None:
+        self._context = precision.autocast(device)
+        self._is_open = False
+
+    def open(self) -> None:
+        if not self._is_open:
+            self._context.__enter__()
+            self._is_open = True
+
+    def close(self) -> None:
+        if self._is_open:
+            self._is_open = False
+            self._context.__exit__(None, None, None)
+
+
 class LossScale:
     """The GradScaler of one optimizer, or nothing at all for precisions that need none."""
 
     def __init__(self, precision: Precision, device: torch.device) -> None:
         self._scaler = torch.amp.GradScaler(device.type) if precision is Precision.FP16 else None
         self._device = device
+        self._one = torch.ones((), dtype=torch.float64, device=device)
         self.shift: int | None = 0 if self._scaler is None else None
         """None until the run's first loss: nothing is known about weights before."""
         if self._scaler is not None:
@@ -52,7 +74,7 @@ class LossScale:
     def on_device(self) -> torch.Tensor:
         """The current loss scale, float64, 0-dim, on the device: reading it here costs no synchronisation."""
         live = self._scaler._get_scale_async() if self._scaler is not None else None
-        return torch.ones((), dtype=torch.float64, device=self._device) if live is None else live.double().clone()
+        return self._one if live is None else live.double()
 
     def scaled(self, loss_sum: torch.Tensor) -> torch.Tensor:
         if self._scaler is None:

@@ -22,13 +22,14 @@ from typing import Any, NoReturn, Protocol
 import torch
 
 from samerun.errors import UsageError, WindowError
-from samerun.state import names
 from samerun.state.rng import preserved_rng
-from samerun.step.engine import Engine
+from samerun.step.buffers import KeptBuffers
+from samerun.step.engine import Engine, Updater
 from samerun.step.options import Objective
 from samerun.step.outcome import Decision, Outcome
 from samerun.step.parallel.agree import Agreed, Flags, Share, Tally
 from samerun.step.parallel.filler import ForwardRecorder
+from samerun.step.precision import Autocast
 
 
 class MicroBatch(Protocol):
@@ -94,9 +95,10 @@ class Window:
         self._phase = _Phase.OPEN
         self._had_backward: set[str] | None = None
         """Which optimizers this batch had a loss for; None where there is no batch."""
-        self._autocast = contextlib.ExitStack()
+        self._length = len(range(engine.topology.replica, data.num_microbatches, engine.topology.num_replicas))
+        self._autocast = Autocast(engine.options.precision, engine.device)
         self._recorder = ForwardRecorder(engine.models)
-        self._buffers = {name: buffer.detach().clone() for name, buffer in names.buffers(engine.models).items()}
+        self._buffers = KeptBuffers(engine.models)
         self._tallies = {name: Tally(engine.device) for name in engine.updaters}
         self._outcomes: dict[str, Outcome] = {}
         self._is_last = False
@@ -109,8 +111,7 @@ class Window:
 
     def __len__(self) -> int:
         """How many batches this rank's loop sees."""
-        topology = self._engine.topology
-        return len(range(topology.replica, self._data.num_microbatches, topology.num_replicas))
+        return self._length
 
     def __iter__(self) -> Iterator[Any]:
         if self._phase is not _Phase.OPEN:
@@ -138,7 +139,7 @@ class Window:
         if self._phase is _Phase.HANDING_OUT:
             self._phase = _Phase.BROKEN
             self._engine.drop_gradients()
-            self._put_buffers_back()
+            self._buffers.put_back()
 
     def backward(
         self,
@@ -164,16 +165,17 @@ class Window:
                 f"computed under torch.no_grad(), or detached?"
             )
         self._tallies[name].add(loss, weight)
-        updater.expect(weight, max(1, len(self)))
+        updater.expect(weight, max(1, self._length))
         if self._is_last:
             self._at(f"window:{self.index}.last_backward")  # from here on a rank may wait for its peers
-        with self._others_untouched(name):
+        if len(self._engine.updaters) == 1:
             torch.autograd.backward(updater.loss_scale.scaled(loss))
-        updater.after_backward()
-        if self._engine.noise is not None:
-            self._engine.noise.after_backward(updater.trained(), weight, last=self._is_last)
+        else:
+            with self._others_untouched(name):
+                torch.autograd.backward(updater.loss_scale.scaled(loss))
+        self._after_backward(updater, weight)
         if self._had_backward is not None and len(self._had_backward) < len(self._engine.updaters):
-            self._enter_autocast()  # the same batch serves another optimizer's loss
+            self._autocast.open()  # the same batch serves another optimizer's loss
 
     def record(self, loss_sum: torch.Tensor, weight: torch.Tensor | float, *, of: str | None = None) -> None:
         """Counts a batch whose backward the user's code ran itself, on exactly this `loss_sum`."""
@@ -186,9 +188,7 @@ class Window:
             )
         loss, weight = self._one_loss(loss_sum, weight, None, name)
         self._tallies[name].add(loss, weight)
-        updater.after_backward()
-        if self._engine.noise is not None:
-            self._engine.noise.after_backward(updater.trained(), weight, last=self._is_last)
+        self._after_backward(updater, weight)
 
     def step(self, of: str | None = None) -> Outcome:
         """Decides the window with all ranks, for the optimizer `of` where there are several. Collective.
@@ -204,10 +204,15 @@ class Window:
         outcome, agreed = updater.decide(self._share(name))
         self._outcomes[name] = outcome
         if not outcome.updated:
-            self._put_buffers_back()
+            self._buffers.put_back()
         if len(self._outcomes) == len(self._engine.updaters):
             self._close(agreed)
         return outcome
+
+    def _after_backward(self, updater: Updater, weight: torch.Tensor | float) -> None:
+        updater.after_backward()
+        if self._engine.noise is not None:
+            self._engine.noise.after_backward(updater.trained, weight, last=self._is_last)
 
     def _close(self, agreed: Agreed) -> None:
         self._phase = _Phase.DECIDED
@@ -226,42 +231,39 @@ class Window:
         )
 
     def _hand_out(self) -> Iterator[Any]:
-        last_slot = (self._data.slots if self._engine.sync.forwards_must_match else len(self)) - 1
+        last_slot = (self._data.slots if self._engine.sync.forwards_must_match else self._length) - 1
         for slot, microbatch in enumerate(self._data):
             self._at(f"window:{self.index}.microbatch:{slot}")
             self._num_samples += microbatch.num_samples
             self._coverage = (self._coverage + microbatch.coverage) % 2**64
             self._is_last = slot == last_slot
             self._engine.sync.before_forward(last=self._is_last)
-            if slot == len(self) - 1 and slot < last_slot:
+            if slot == self._length - 1 and slot < last_slot:
                 self._recorder.start()
             self._had_backward = set()
-            self._enter_autocast()
+            self._autocast.open()
             yield microbatch.value
             self._autocast.close()
             if not self._had_backward:
                 raise WindowError(
-                    f"window {self.index}, batch {slot} of {len(self)}: no backward before the next batch; call "
+                    f"window {self.index}, batch {slot} of {self._length}: no backward before the next batch; call "
                     f"window.backward(loss_sum, weight) once for each batch (weight 0 for an empty one)"
                 )
 
-    def _enter_autocast(self) -> None:
-        self._autocast.enter_context(self._engine.options.precision.autocast(self._engine.device))
-
     def _fill(self) -> None:
         """Forwards without data where sharded peers have one more microbatch than this rank."""
-        missing = self._data.slots - len(self) if self._engine.sync.forwards_must_match else 0
+        missing = self._data.slots - self._length if self._engine.sync.forwards_must_match else 0
         if not missing:
             return
         self._recorder.stop()
-        kept = {name: buffer.detach().clone() for name, buffer in names.buffers(self._engine.models).items()}
+        kept = KeptBuffers(self._engine.models)
         for remaining in reversed(range(missing)):
             self._engine.sync.before_forward(last=remaining == 0)
             with preserved_rng(), self._engine.options.precision.autocast(self._engine.device):
                 self._recorder.replay()
             for updater in self._engine.updaters.values():
                 updater.after_backward()  # sharded peers' data arrives in this rank's shard
-        self._copy_into_buffers(kept)
+        kept.put_back()
 
     def _one_loss(
         self, loss_sum: torch.Tensor | None, weight: torch.Tensor | float | None, mean: torch.Tensor | None, name: str
@@ -283,7 +285,7 @@ class Window:
                 f"{tuple(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__}; sum it over tokens"
             )
         self._note_backward(name)
-        return loss.reshape(()), weight
+        return (loss.reshape(()) if loss.ndim else loss), weight
 
     def _note_backward(self, name: str) -> None:
         if self._had_backward is not None and name not in self._had_backward:
@@ -303,7 +305,7 @@ class Window:
             parameter
             for other, updater in self._engine.updaters.items()
             if other != name
-            for parameter in updater.trained()
+            for parameter in updater.trained
         ]
         gradients = [parameter.grad for parameter in others]
         for parameter in others:
@@ -313,16 +315,6 @@ class Window:
         finally:
             for parameter, gradient in zip(others, gradients, strict=True):
                 parameter.grad = gradient
-
-    def _put_buffers_back(self) -> None:
-        """A forward that is later skipped must leave no trace: BatchNorm would keep its infinities (DESIGN §9.2)."""
-        self._copy_into_buffers(self._buffers)
-
-    def _copy_into_buffers(self, values: dict[str, torch.Tensor]) -> None:
-        with torch.no_grad():
-            for name, buffer in names.buffers(self._engine.models).items():
-                if name in values and values[name].shape == buffer.shape:  # else the forward has just made it
-                    buffer.copy_(values[name])
 
 
 def _summed(mean: Any, weight: torch.Tensor | float) -> Any:

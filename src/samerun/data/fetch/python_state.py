@@ -1,9 +1,9 @@
 """Python's global generator, saved and put back in a microsecond.
 
-`random.getstate()` makes 625 integers of the 624 words, which takes longer than reading a small sample. CPython keeps an
-index and the words in a row behind the object's head, so they are copied as bytes. The layout is checked against
-`getstate()` when it is first used; where it differs (another interpreter), the slow way is taken. The cached half of a
-pair of normal draws is an attribute and kept as such.
+`random.getstate()` makes 625 integers of the 624 words, which takes longer than reading a small sample. CPython keeps
+an index and the words in a row behind the object's head, so they are copied as bytes. The layout is checked against
+`getstate()` when it is first used; where it differs (another interpreter), the slow way is taken. The cached half of
+a pair of normal draws is an attribute and kept as such.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import random
 import sys
 from typing import Any, Final
 
-_global: Final[Any] = random._inst  # type: ignore[attr-defined]
+_global: Final[Any] = random._inst
 """Whose methods the functions of the module are."""
 _WORDS: Final = 624
 _BYTES: Final = 4 * (_WORDS + 1)

@@ -6,7 +6,8 @@ halves. Bad losses are zeroed before the sum, since one NaN would poison it for 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+import math
+from dataclasses import dataclass
 from typing import Final
 
 import torch
@@ -37,39 +38,47 @@ class Tally:
         self._device = device
         self._losses: list[torch.Tensor] = []
         self._weights: list[torch.Tensor | float] = []
+        """On the host they were checked when they came; on the device they are checked here."""
 
     def add(self, loss: torch.Tensor, weight: torch.Tensor | float) -> None:
-        self._losses.append(loss.detach().to(self._device, torch.float64))
+        self._losses.append(loss.detach())
         self._weights.append(weight.detach().reshape(()) if isinstance(weight, torch.Tensor) else float(weight))
 
-    def sums(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """(weight, loss, number of bad ones), float64, 0-dim.
+    def sums(self) -> tuple[torch.Tensor | float, torch.Tensor, torch.Tensor]:
+        """(weight, loss, number of bad ones), float64, 0-dim; a weight that is known here stays on the host.
 
         A bad number is left out, since one NaN would poison the sum for everybody, and its batch counts as bad. The
         weight of a bad loss still counts: its tokens were consumed.
         """
         if not self._losses:
-            zeros = torch.zeros(3, dtype=torch.float64, device=self._device)
-            return zeros[0], zeros[1], zeros[2]
-        losses, weights = torch.stack(self._losses), self._stacked_weights()
-        usable = torch.stack([torch.isfinite(weights) & (weights >= 0), torch.isfinite(losses)])
-        kept = torch.where(usable, torch.stack([weights, losses]), 0.0).sum(dim=1)
-        return kept[0], kept[1], (~usable.all(dim=0)).sum().to(torch.float64)
-
-    def _stacked_weights(self) -> torch.Tensor:
+            nothing = torch.zeros((), dtype=torch.float64, device=self._device)
+            return 0.0, nothing, nothing
+        losses = self._stacked(self._losses)
+        usable = torch.isfinite(losses)
+        weight: torch.Tensor | float
         on_host = [weight for weight in self._weights if not isinstance(weight, torch.Tensor)]
         if len(on_host) == len(self._weights):
-            return torch.tensor(on_host, dtype=torch.float64).to(self._device, non_blocking=True)
-        return torch.stack(
-            [torch.as_tensor(w, dtype=torch.float64).to(self._device, torch.float64) for w in self._weights]
-        )
+            weight = math.fsum(on_host)
+        else:
+            weights = self._stacked([torch.as_tensor(weight, dtype=torch.float64) for weight in self._weights])
+            countable = torch.isfinite(weights) & (weights >= 0)
+            weight = torch.where(countable, weights, 0.0).sum()
+            losses, usable = torch.where(usable, losses, 0.0), usable & countable
+            return weight, losses.sum(), (~usable).sum().to(torch.float64)
+        return weight, torch.where(usable, losses, 0.0).sum(), (~usable).sum().to(torch.float64)
+
+    def _stacked(self, scalars: list[torch.Tensor]) -> torch.Tensor:
+        first = scalars[0]
+        if any(other.dtype != first.dtype or other.device != first.device for other in scalars):
+            scalars = [scalar.to(self._device, torch.float64) for scalar in scalars]
+        return torch.stack(scalars).to(self._device, torch.float64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
     """One rank's part of a window. Tensors are float64, 0-dim, on the device."""
 
-    weight: torch.Tensor
+    weight: torch.Tensor | float
     loss_sum: torch.Tensor
     num_bad_losses: torch.Tensor
     num_samples: int
@@ -114,38 +123,35 @@ def agree(share: Share, local: Local, *, topology: Topology, device: torch.devic
     A rank that does not lead its replica adds flags but no samples, and no tokens unless they are its own part of an
     example: its leader adds them.
     """
-    leads = topology.leads
-    counts = [
-        share.num_samples if leads else 0,
-        share.coverage % _HALF if leads else 0,
-        share.coverage // _HALF if leads else 0,
-        *(int(getattr(share.flags, field.name)) for field in fields(Flags)),
+    leads, counts, alone = topology.leads, topology.counts_tokens, topology.world_size == 1
+    noise = share.noise.unbind() if share.noise is not None else (0.0,) * _NUM_NOISE
+    numbers: list[torch.Tensor | float] = [
+        share.weight if counts else 0.0,
+        share.loss_sum if counts else 0.0,
+        *(noise if counts else (0.0,) * _NUM_NOISE),
+        share.num_bad_losses,
+        0.0 if alone else (~torch.isfinite(local.squared_norm)).to(torch.float64),
+        float(share.num_samples if leads else 0),
+        float(share.coverage % _HALF if leads else 0),
+        float(share.coverage // _HALF if leads else 0),
+        float(share.flags.stop),
+        float(share.flags.abandon),
+        float(share.flags.save_due),
     ]
-    bad_norm = (~torch.isfinite(local.squared_norm)).to(torch.float64)
-    zeros = torch.zeros(_NUM_NOISE, dtype=torch.float64, device=device)
-    noise = share.noise if share.noise is not None else zeros
-    sums = torch.cat([torch.stack([share.weight, share.loss_sum]), noise])
-    vector = torch.cat(
-        [
-            sums if topology.counts_tokens else torch.zeros_like(sums),
-            torch.stack([share.num_bad_losses, bad_norm]),
-            torch.tensor(counts, dtype=torch.float64).to(device, non_blocking=True),
-        ]
-    )
-    if dist.is_available() and dist.is_initialized():
-        dist.all_reduce(vector)
-    lr = local.lr if local.lr is not None else zeros[0]
-    values = torch.cat([vector, torch.stack([local.squared_norm, local.scale, lr])]).tolist()
-    weight, loss_sum, *noise_sums, bad_losses, bad_norms, samples, low, high, stop, abandon, save_due = values[:-3]
-    squared_norm, scale, read_lr = values[-3:]
+    known = [local.squared_norm, local.scale, *([] if local.lr is None else [local.lr])]
+    values = _sum_and_read(numbers, known, alone=alone, device=device)
+    weight, loss_sum, *noise_sums, bad_losses, bad_norms, samples, low, high, stop, abandon, save_due = values[
+        : len(numbers)
+    ]
+    squared_norm, scale, *lr = values[len(numbers) :]
     return Agreed(
         weight=weight,
         loss_sum=loss_sum,
         num_bad_losses=int(bad_losses),
-        num_bad_norms=int(bad_norms),
+        num_bad_norms=int(bad_norms) or int(not math.isfinite(squared_norm)),
         squared_norm=squared_norm,
         scale=scale,
-        lr=read_lr if local.lr is not None else None,
+        lr=lr[0] if lr else None,
         num_samples=int(samples),
         coverage=(int(low) + int(high) * _HALF) % (_HALF * _HALF),
         num_stop=int(stop),
@@ -153,6 +159,27 @@ def agree(share: Share, local: Local, *, topology: Topology, device: torch.devic
         num_save_due=int(save_due),
         noise=tuple(noise_sums),
     )
+
+
+def _sum_and_read(
+    numbers: list[torch.Tensor | float], known: list[torch.Tensor], *, alone: bool, device: torch.device
+) -> list[float]:
+    """`numbers` summed over all ranks, then `known` as it is, in one copy to the host.
+
+    Alone, what the host knows already stays there; among several ranks a number that one of them has on the host
+    another may have on its device.
+    """
+    on_device = [number for number in numbers if isinstance(number, torch.Tensor)]
+    if alone:
+        read = iter(torch.stack([*on_device, *known]).tolist())
+        return [next(read) if isinstance(number, torch.Tensor) else number for number in numbers] + list(read)
+    zero = torch.zeros((), dtype=torch.float64, device=device)
+    host = [0.0 if isinstance(number, torch.Tensor) else number for number in numbers]
+    vector = torch.stack([number if isinstance(number, torch.Tensor) else zero for number in numbers])
+    vector += torch.tensor(host, dtype=torch.float64).to(device, non_blocking=True)
+    dist.all_reduce(vector)
+    values: list[float] = torch.cat([vector, torch.stack(known)]).tolist()
+    return values
 
 
 def sum_over_ranks(value: torch.Tensor) -> float:

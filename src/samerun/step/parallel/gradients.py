@@ -77,12 +77,13 @@ def squared_norm(gradients: Sequence[torch.Tensor], device: torch.device) -> tor
             )
         dims = tuple(dim for dim, placement in enumerate(gradient.placements) if not placement.is_replicate())
         sharded[(gradient.device_mesh, dims)].append(gradient.to_local())
-    total = _local_squares(plain, device)
+    total = _local_squares(plain, device) if plain or not sharded else None
     for (mesh, dims), local in sharded.items():
         squares = _local_squares(local, device)
         for dim in dims:
             dist.all_reduce(squares, group=mesh.get_group(dim))
-        total = total + squares
+        total = squares if total is None else total + squares
+    assert total is not None
     return total
 
 
@@ -94,11 +95,15 @@ def multiply(gradients: Sequence[torch.Tensor], factor: float) -> None:
 
 
 def _local_squares(tensors: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
-    total = torch.zeros((), dtype=torch.float64, device=device)
-    full = [torch.view_as_real(tensor) if tensor.is_complex() else tensor for tensor in tensors if tensor.numel()]
-    for precise in (False, True):
-        chosen = [tensor for tensor in full if (tensor.dtype == torch.float64) is precise]
-        if chosen:
-            norms = torch._foreach_norm(chosen, 2, dtype=torch.float64 if precise else torch.float32)
-            total = total + torch.stack(norms).to(device, torch.float64).square().sum()
-    return total
+    by_precision: dict[torch.dtype, list[torch.Tensor]] = defaultdict(list)
+    for tensor in tensors:
+        if tensor.numel():
+            real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+            by_precision[torch.float64 if real.dtype == torch.float64 else torch.float32].append(real)
+    norms = [
+        torch.stack(torch._foreach_norm(chosen, 2, dtype=precision)).to(device, torch.float64)
+        for precision, chosen in by_precision.items()
+    ]
+    if not norms:
+        return torch.zeros((), dtype=torch.float64, device=device)
+    return (norms[0] if len(norms) == 1 else torch.cat(norms)).square().sum()
