@@ -22,8 +22,8 @@ from typing import Any, NoReturn, Protocol
 import torch
 
 from samerun.errors import UsageError, WindowError
+from samerun.state.model import KeptBuffers
 from samerun.state.rng import preserved_rng
-from samerun.step.buffers import KeptBuffers
 from samerun.step.engine import Engine, Updater
 from samerun.step.options import Objective
 from samerun.step.outcome import Decision, Outcome
