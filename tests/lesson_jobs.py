@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
+import shutil
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +15,8 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from samerun import lessons
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
 def accumulate_without_sync(wrap: str) -> dict[str, Any]:
@@ -44,3 +49,20 @@ def accumulate_without_sync(wrap: str) -> dict[str, Any]:
         "local_differs": inside is None if wrap == "fsdp" else not torch.equal(peers[0], peers[1]),
         "distance": float((full - expected / dist.get_world_size()).abs().max()),
     }
+
+
+def four_ranks(folder: str) -> list[dict[str, bool]]:
+    """The lesson's own comparison, and its control, which forgets the moments."""
+    spec = importlib.util.spec_from_file_location("lesson_four_ranks", EXAMPLES / "lesson_four_ranks.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    run, control, halfway = Path(folder, "run"), Path(folder, "control"), module.CHECKPOINT_STEP
+    twin = module.train(Path(folder, "twin"), until=module.NUM_STEPS, seed=100)
+    first = module.train(run, until=halfway, seed=100)
+    if dist.get_rank() == 0:
+        shutil.copytree(run, control)
+    dist.barrier()
+    resumed = module.train(run, until=module.NUM_STEPS, seed=500)
+    forgetful = module.train(control, until=module.NUM_STEPS, seed=500, forget_moments=True)
+    return [module.same_on_all_ranks(twin, first, last) for last in (resumed, forgetful)]
