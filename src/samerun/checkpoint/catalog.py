@@ -1,6 +1,7 @@
 """Which checkpoints a path holds, newest first, and why others are passed over. No torch, no collectives.
 
-Newest is decided by (attempt, windows, sequence) read from manifests: never by name, time or pointer.
+Newest is decided by (attempt, windows, sequence) read from manifests: never by name, time or pointer. What a rewind has
+retired is listed apart: complete and loadable, but no start takes it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from samerun.checkpoint.retired import Retirement, read_retirements, retirement_of
 from samerun.core.progress import Progress
 from samerun.errors import CheckpointError, DamagedError, NotFoundError, StorageError, UnfinishedError
 from samerun.format import names, schema
@@ -54,13 +56,26 @@ class Rejected:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Retired:
+    """A complete checkpoint on a branch that a rewind has ended."""
+
+    entry: Entry
+    by: Retirement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Catalog:
     entries: tuple[Entry, ...]
     rejected: tuple[Rejected, ...]
+    retired: tuple[Retired, ...] = ()
+    """Newest first, and in no other list."""
 
 
 def read_catalog(storage: Storage) -> Catalog:
-    """Looks at every manifest and at the size of every file it names; reads no tensor."""
+    """Looks at every manifest and at the size of every file it names; reads no tensor.
+
+    Raises DamagedError or SchemaError for a record of a rewind that cannot be read: what is newest is unknown then.
+    """
     entries: list[Entry] = []
     rejected: list[Rejected] = []
     for name in storage.names(names.CHECKPOINTS):
@@ -74,7 +89,13 @@ def read_catalog(storage: Storage) -> Catalog:
         except (CheckpointError, StorageError) as error:
             rejected.append(Rejected(name=name, reason=str(error), committed=True))
     entries.sort(key=lambda entry: entry.age_key, reverse=True)
-    return Catalog(entries=tuple(entries), rejected=tuple(rejected))
+    retirements = read_retirements(storage)
+    judged = [(entry, retirement_of(entry, retirements)) for entry in entries]
+    return Catalog(
+        entries=tuple(entry for entry, by in judged if by is None),
+        rejected=tuple(rejected),
+        retired=tuple(Retired(entry=entry, by=by) for entry, by in judged if by is not None),
+    )
 
 
 def read_entry(storage: Storage, name: str) -> Entry:

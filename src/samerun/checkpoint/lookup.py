@@ -46,14 +46,17 @@ def find(storage: Storage, catalog: Catalog, name: str) -> Entry:
 
     `latest` is the pointer's checkpoint: what was published last, which is not always the newest.
     """
-    if not catalog.entries:
+    if not catalog.entries and not catalog.retired:
         raise UsageError(f"{storage.where}: holds no complete checkpoint; `samerun why {storage.where}` says why")
     if name in ("", "newest"):
+        if not catalog.entries:
+            raise UsageError(f"{storage.where}: every checkpoint is retired; `samerun ls` names them")
         return catalog.entries[0]
     wanted = name
     pointer = read_pointer(storage, names.LATEST_FILE) if name == "latest" else None
     wanted = pointer.name if pointer is not None else tags(storage).get(name, name)
-    found = [entry for entry in catalog.entries if entry.name.startswith(wanted)]
+    everything = [*catalog.entries, *(one.entry for one in catalog.retired)]
+    found = [entry for entry in everything if entry.name.startswith(wanted)]
     if len(found) == 1:
         return found[0]
     if found:

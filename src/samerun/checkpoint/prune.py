@@ -1,7 +1,8 @@
 """Carrying retention out, safely against crashes and against newer attempts. No torch.
 
 Removal is two-phase: a checkpoint is renamed into the trash, durably, and only then taken apart; a crash in between
-leaves trash that the next sweep removes. Tagged checkpoints always stay, whatever the policies say.
+leaves trash that the next sweep removes. Tagged checkpoints always stay, whatever the policies say. Retired ones count
+for themselves: the policies keep as many of them, as evidence, and never one less of those still in the running.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ class Pruning:
     removed: tuple[str, ...]
     unfinished: tuple[str, ...]
     kept: tuple[str, ...]
+    retired: tuple[str, ...] = ()
+    """Of those that stay, the ones on a branch that a rewind has ended."""
 
 
 def tags(storage: Storage) -> dict[str, str]:
@@ -46,6 +49,7 @@ def plan_pruning(
     proven: Collection[str],
     busy: Collection[str] = (),
     unfinished: bool = True,
+    keep_retired: bool = True,
 ) -> Pruning:
     """What `prune` would do. Nothing goes when an attempt newer than `epoch` exists: then it is not ours to decide.
 
@@ -53,13 +57,18 @@ def plan_pruning(
     """
     catalog = read_catalog(storage)
     entries = catalog.entries
-    kept = kept_by_any([*policies, Tagged(frozenset(tags(storage).values()))], entries)
-    gone = to_remove(entries, kept, epoch=epoch, proven=proven)
+    tagged = Tagged(frozenset(tags(storage).values()))
+    gone = to_remove(entries, kept_by_any([*policies, tagged], entries), epoch=epoch, proven=proven)
+    retired = [one.entry for one in catalog.retired]
+    stays = kept_by_any([*policies, tagged] if keep_retired else [tagged], retired)
+    if any(entry.name in proven for entry in entries):  # with nothing sound in the running, evidence is all there is
+        gone = [entry.name for entry in reversed(retired) if entry.name not in stays and entry.epoch <= epoch] + gone
     dead = _unfinished(storage, catalog, busy) if unfinished else []
     if newest_attempt(storage) > epoch:
         gone, dead = [], []
     stay = tuple(entry.name for entry in entries if entry.name not in gone)
-    return Pruning(removed=tuple(gone), unfinished=tuple(dead), kept=stay)
+    evidence = tuple(entry.name for entry in retired if entry.name not in gone)
+    return Pruning(removed=tuple(gone), unfinished=tuple(dead), kept=stay, retired=evidence)
 
 
 def prune(storage: Storage, pruning: Pruning) -> None:

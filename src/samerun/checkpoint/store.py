@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -17,7 +18,7 @@ from samerun.checkpoint.save.agree import all_ranks, one_rank
 from samerun.checkpoint.save.commit import Header, check_fence, move_pointer, named, write_and_commit
 from samerun.checkpoint.save.pending import Pending
 from samerun.core.clock import Clock, SystemClock
-from samerun.errors import AlreadyExistsError, FencedError, StorageError, UsageError
+from samerun.errors import AlreadyExistsError, CheckpointError, FencedError, StorageError, UsageError
 from samerun.format import names
 from samerun.ranks.group import Solo
 from samerun.storage.opening import open_storage
@@ -300,4 +301,6 @@ class Store:
             return None  # the newer attempt thins out from now on
         except StorageError as error:
             return error
+        except CheckpointError as error:  # a record of a rewind that cannot be read: nothing goes, the save stands
+            return StorageError(errno.EIO, str(error), self.path)
         return None

@@ -19,6 +19,7 @@ INDEX_SCHEMA: Final = "ckpt.index.v1"
 RUN_SCHEMA: Final = "ckpt.run.v1"
 ATTEMPT_SCHEMA: Final = "ckpt.attempt.v1"
 POINTER_SCHEMA: Final = "ckpt.pointer.v1"
+RETIRED_SCHEMA: Final = "ckpt.retired.v1"
 
 MAX_DOCUMENT_BYTES: Final = 256 * 2**20
 MAX_SMALL_DOCUMENT_BYTES: Final = 16 * 2**20

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from samerun.checkpoint.lookup import open_run
-from samerun.cli.checkpoints.target import answer, catalog_of, describe, tags_by_name
+from samerun.cli.checkpoints.target import answer, catalog_of, describe, describe_retirement, tags_by_name
 from samerun.core.units import format_bytes
 
 
@@ -19,7 +19,7 @@ def ls(
     run: Annotated[str, typer.Argument(help="The run's path.")],
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")] = False,
 ) -> None:
-    """List the complete checkpoints of RUN, newest first, and what lies beside them with the reason it is none."""
+    """List the complete checkpoints of RUN, newest first; then those that a rewind has retired, and what is none."""
     storage = open_run(run)
     catalog, tagged = catalog_of(storage), tags_by_name(storage)
     rows = [["checkpoint", "attempt", "updates", "windows", "ranks", "size", "tags"]]
@@ -37,11 +37,16 @@ def ls(
     ]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    lines += [f"retired: {one.entry.name}: {one.by.reason}" for one in catalog.retired]
     lines += [f"not one: {rejected.name}: {rejected.reason}" for rejected in catalog.rejected]
     document = {
         "schema": "samerun.ls.v1",
         "run": storage.where,
         "checkpoints": [describe(entry, tagged.get(entry.name, [])) for entry in catalog.entries],
+        "retired": [
+            {**describe(one.entry, tagged.get(one.entry.name, [])), **describe_retirement(one.by)}
+            for one in catalog.retired
+        ],
         "rejected": [{"name": rejected.name, "reason": rejected.reason} for rejected in catalog.rejected],
     }
     answer(document, lines, as_json=as_json)

@@ -30,6 +30,9 @@ def prune_command(
     unfinished: Annotated[
         bool, typer.Option("--unfinished", help="Also remove saves that never finished. The run must be stopped.")
     ] = False,
+    retired: Annotated[
+        bool, typer.Option("--retired", help="Also remove all that a rewind has retired; tagged ones stay.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")] = False,
 ) -> None:
@@ -42,7 +45,14 @@ def prune_command(
     if keep_every is not None:
         policies.append(Every(keep_every))
     proven = newest_sound(storage, catalog_of(storage))
-    pruning = plan_pruning(storage, policies, epoch=newest_attempt(storage), proven={proven}, unfinished=unfinished)
+    pruning = plan_pruning(
+        storage,
+        policies,
+        epoch=newest_attempt(storage),
+        proven={proven},
+        unfinished=unfinished,
+        keep_retired=not retired,
+    )
     if not dry_run:
         prune(storage, pruning)
     answer(_document(storage, pruning, dry_run), _lines(pruning, dry_run), as_json=as_json)
@@ -56,10 +66,14 @@ def _document(storage: Storage, pruning: Pruning, dry_run: bool) -> dict[str, ob
         "removed": list(pruning.removed),
         "unfinished": list(pruning.unfinished),
         "kept": list(pruning.kept),
+        "retired": list(pruning.retired),
     }
 
 
 def _lines(pruning: Pruning, dry_run: bool) -> list[str]:
     verb = "would remove" if dry_run else "removed"
     lines = [f"{verb} {name}" for name in (*pruning.removed, *pruning.unfinished)]
-    return [*lines, f"kept {len(pruning.kept)}: {' '.join(pruning.kept)}"]
+    lines.append(f"kept {len(pruning.kept)}: {' '.join(pruning.kept)}")
+    if pruning.retired:
+        lines.append(f"kept {len(pruning.retired)} retired: {' '.join(pruning.retired)}")
+    return lines

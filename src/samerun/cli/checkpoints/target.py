@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from samerun.checkpoint.catalog import Catalog, Entry, read_catalog
 from samerun.checkpoint.prune import tags
+from samerun.checkpoint.retired import Retirement
 
 if TYPE_CHECKING:
     from samerun.storage.api import Storage
@@ -41,6 +42,12 @@ def describe(entry: Entry, tagged: list[str]) -> dict[str, Any]:
         "tags": tagged,
         "manifest_sha256": entry.manifest_sha256,
     }
+
+
+def describe_retirement(by: Retirement) -> dict[str, Any]:
+    """Who ended a checkpoint's branch, as JSON."""
+    target = None if by.target is None else by.target.name
+    return {"retired_by": by.written_by, "decision": by.decision, "target": target, "reason": by.reason}
 
 
 def answer(document: dict[str, Any], lines: list[str], *, as_json: bool) -> None:

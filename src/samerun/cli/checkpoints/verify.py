@@ -30,6 +30,8 @@ def verify(
     storage = open_run(path)
     catalog = catalog_of(storage)
     chosen = [find(storage, catalog, name).name] if name else [entry.name for entry in catalog.entries]
+    retired = {one.entry.name for one in catalog.retired}
+    chosen += sorted(retired) if not name else []
     unfinished = []
     for rejected in catalog.rejected if not name else ():
         if not names.is_checkpoint_name(rejected.name):
@@ -46,7 +48,8 @@ def verify(
             {"name": checkpoint, "files": found.num_files, "bytes": found.num_bytes, "problems": list(found.problems)}
         )
         sound = f"sound, {found.num_files} files, {format_bytes(found.num_bytes)}"
-        lines.append(f"{checkpoint}  {sound if not found.problems else 'DAMAGED'}")
+        aside = " (retired)" if checkpoint in retired else ""
+        lines.append(f"{checkpoint}  {sound if not found.problems else 'DAMAGED'}{aside}")
         lines += [f"    {problem}" for problem in found.problems]
     lines += [f"{left}  unfinished, never loaded" for left in unfinished]
     damaged = any(result["problems"] for result in results)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from samerun.checkpoint import Checkpoint, Entry, Store
+from samerun.checkpoint import Catalog, Checkpoint, Entry, Store
 from samerun.core.canonical import canonical_bytes, sha256_hex
 from samerun.core.component import Component
 from samerun.core.events import Journal
@@ -105,7 +105,7 @@ def _resume(
     waive: Sequence[str],
     tries: LoadTries,
 ) -> Started:
-    catalog = store.catalog()
+    catalog = _catalog(store, group)
     listed = [[entry.name, tries.num_crashes(entry.name)] for entry in catalog.entries]
     seen = [listed, [[r.name, r.reason, r.committed] for r in catalog.rejected]]
     listed, rejected = group.broadcast(seen)  # one view for all ranks: what follows branches on it
@@ -150,6 +150,19 @@ def _resume(
             f"restore one of them from a copy, or start a new run at another path"
         )
     return Started(kind=StartKind.FRESH, run_id=run_id, attempt=attempt, progress=Progress(), passed=tuple(passed))
+
+
+def _catalog(store: Store, group: Group) -> Catalog:
+    """Raises Refused on every rank where one cannot tell which checkpoint is the newest."""
+    catalog, problem = Catalog(entries=(), rejected=()), None
+    try:
+        catalog = store.catalog()
+    except (CheckpointError, StorageError) as error:
+        problem = str(error)
+    found = next((one for one in group.gather(problem) if one is not None), None)
+    if found is not None:
+        raise Refused(f"{store.path}: which checkpoint is the newest cannot be told: {found}")
+    return catalog
 
 
 def _try_restore(
