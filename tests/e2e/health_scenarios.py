@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -12,7 +16,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset
 
 import samerun
-from samerun.health import monitor, report
+from samerun.core.canonical import sha256_hex
+from samerun.health import HealthOptions
+from samerun.health.rollback import good, ladder
+from samerun.health.spike import detector, threshold
+from samerun.run import acting
 from samerun.state.rng import seed_all
 
 WIDTH = 7
@@ -57,8 +65,7 @@ def train(
     broken: str | None = None,
 ) -> dict[str, Any]:
     """One start at `path`; every window has two microbatches a rank."""
-    monitor.REPORT_WINDOWS = report.REPORT_WINDOWS = report_windows  # type: ignore[misc]
-    monitor.CHECKSUM_WINDOWS = checksum_windows  # type: ignore[misc]
+    options = HealthOptions(mode=health, report_windows=report_windows, checksum_windows=checksum_windows)
     rank = dist.get_rank() if dist.is_initialized() else 0
     world_size = dist.get_world_size() if dist.is_initialized() else 1
     seed_all(5)
@@ -69,7 +76,7 @@ def train(
         model = DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     data = samerun.Data(Inputs(960), global_batch=4 * world_size, micro_batch=2, seed=11)
-    run = samerun.Run(path, model=model, optimizer=optimizer, data=data, health=health, save_every=save_every)
+    run = samerun.Run(path, model=model, optimizer=optimizer, data=data, health=options, save_every=save_every)
     reasons, losses = [], []
     with run:
         if broken is not None:
@@ -107,3 +114,50 @@ def breaks(run: samerun.Run, name: str) -> None:
         "straggler": (health._stragglers, "row"),
     }
     setattr(*target[name], raises)
+
+
+@contextlib.contextmanager
+def quick_detector() -> Iterator[None]:
+    """A detector that is sure of itself after 64 windows and judges a spike after 20."""
+    with contextlib.ExitStack() as stack:
+        for module, name, value in (
+            (threshold, "MIN_SAMPLES", 64),
+            (detector, "_GRACE", 64),
+            (detector, "RECOVERY_WINDOWS", 20),
+            (good, "RECOVERY_WINDOWS", 20),
+            (ladder, "RECOVERY_WINDOWS", 20),
+            (acting, "RECOVERY_WINDOWS", 20),
+        ):
+            stack.enter_context(mock.patch.object(module, name, value))
+        yield
+
+
+def act(path: str, *, until: int, poison: str, mode: str = "act", flip_rank: int | None = None) -> dict[str, Any]:
+    """One start of a run that acts. `poison`: "data" from position 600 on, whoever reads it; "once": the first time."""
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    world_size = dist.get_world_size() if dist.is_initialized() else 1
+    seed_all(5)
+    model: nn.Module = nn.Sequential(nn.Linear(WIDTH, 13), nn.Dropout(0.1), nn.Linear(13, 1))
+    bare = model
+    if world_size > 1:
+        model = DistributedDataParallel(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    data = samerun.Data(Inputs(960), global_batch=4, micro_batch=1 if world_size > 1 else 2, seed=11)
+    limits = ladder.Limits(quiet_windows=20, skip_before=5, skip_after=60, quarantined_share=0.5)
+    options = HealthOptions(mode=mode, margin=20, limits=limits, checksum_windows=5)
+    is_first = not list((Path(path) / "retired").glob("*.json"))
+    with quick_detector():
+        run = samerun.Run(path, model=model, optimizer=optimizer, data=data, health=options, save_every="10 updates")
+        with run:
+            for window in run.windows(until=until):
+                position = data.state_dict()["position"]
+                bad = {"data": 600 <= position < 800, "once": position >= 600 and is_first, "none": False}[poison]
+                for inputs in window:
+                    window.backward(((model(inputs) - 1) ** 2).sum() * (50.0 if bad else 1.0), len(inputs))
+                window.step()
+                if rank == flip_rank and window.index == 33 and is_first:
+                    with torch.no_grad():
+                        bare[0].weight.view(torch.int32)[0, 5] ^= 1 << 3  # type: ignore[index]
+            progress = run.progress.to_json()
+    weights = sha256_hex(b"".join(p.detach().numpy().tobytes() for p in bare.parameters()))
+    return {"progress": progress, "cursor": data.state_dict(), "weights": weights}

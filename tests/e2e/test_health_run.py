@@ -161,4 +161,4 @@ def test_quarantined_samples_are_not_read_again(ranks: RankPool, tmp_path: Path)
 
 def test_a_mode_that_does_not_exist(ranks: RankPool, tmp_path: Path) -> None:
     with pytest.raises(RankError, match="'observe'"):
-        train(ranks, 1, tmp_path / "run", until=1, health="act")
+        train(ranks, 1, tmp_path / "run", until=1, health="react")

@@ -106,15 +106,18 @@ def announce(storage: Storage, attempt: int) -> None:
 
 def close_older(storage: Storage, epoch: int) -> list[int]:
     """Attempt `epoch` has started: no older attempt may rewind any more. Returns those whose slots were open."""
+    slots = open_slots(storage, epoch)
+    for attempt in slots:
+        _put(storage, _gone_on(attempt, epoch))
+    return slots
+
+
+def open_slots(storage: Storage, epoch: int) -> list[int]:
+    """Attempts before `epoch` that may rewind and have not said how their branch ends, oldest first."""
     found = storage.names(names.RETIRED)
     taken = {int(match[1]) for name in found if (match := _RECORD.match(name))}
-    open_ones = sorted({int(match[1]) for name in found if (match := _OPEN.match(name))} - taken)
-    closed = []
-    for attempt in open_ones:
-        if attempt < epoch:
-            _put(storage, _gone_on(attempt, epoch))
-            closed.append(attempt)
-    return closed
+    may = {int(match[1]) for name in found if (match := _OPEN.match(name))}
+    return sorted(attempt for attempt in may - taken if attempt < epoch)
 
 
 def _gone_on(attempt: int, epoch: int) -> Retirement:

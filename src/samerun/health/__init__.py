@@ -10,11 +10,12 @@ import importlib
 from typing import Any, Final
 
 _HOME: Final[dict[str, str]] = {
-    "DecisionRecord": "rollback.decisions", "FlightRecorder": "records.flight", "JsonlSink": "sinks",
-    "RecordWriter": "records.writer", "Sink": "sinks", "SpikeDetector": "spike.detector", "TensorBoardSink": "sinks",
-    "WindowRecord": "records.event", "decide": "rollback.ladder", "find_non_finite": "nonfinite",
-    "quarantine": "rollback.quarantine", "read_decisions": "rollback.decisions", "read_records": "records.event",
-    "run_canary": "corruption.canary", "straggler": "straggler.score",
+    "DecisionRecord": "rollback.decisions", "FlightRecorder": "records.flight", "HealthOptions": "options",
+    "JsonlSink": "sinks", "Mode": "options", "RecordWriter": "records.writer", "Sink": "sinks",
+    "SpikeDetector": "spike.detector", "TensorBoardSink": "sinks", "WindowRecord": "records.event",
+    "decide": "rollback.ladder", "find_non_finite": "nonfinite", "quarantine": "rollback.quarantine",
+    "read_decisions": "rollback.decisions", "read_records": "records.event", "run_canary": "corruption.canary",
+    "straggler": "straggler.score",
 }  # fmt: skip
 
 __all__ = sorted(_HOME)

@@ -12,15 +12,16 @@ from typing import Any
 import torch
 
 from samerun.checkpoint import Store
+from samerun.checkpoint.retired import read_retirements
 from samerun.core.events import Journal
 from samerun.data.source import DataWindow
 from samerun.errors import Refused, SamerunError
-from samerun.health.advice import Adviser
 from samerun.health.corruption.checksum import Checksum, checksums
-from samerun.health.monitor import Decided, Mode, Monitor, Surroundings
+from samerun.health.monitor import Decided, Decider, Monitor, Surroundings
 from samerun.health.nonfinite import InputKeeper
+from samerun.health.options import HealthOptions
+from samerun.health.rollback import past
 from samerun.health.rollback.decisions import apply_quarantine, quarantined, read_decisions
-from samerun.health.rollback.good import Candidate
 from samerun.health.spike.detector import SpikeDetector
 from samerun.ranks.group import Group
 from samerun.ranks.topology import Wrapping
@@ -33,17 +34,18 @@ _RSS_UNIT_BYTES = 1024 if platform.system() == "Linux" else 1
 
 
 def monitor_of(
-    mode: Mode,
+    options: HealthOptions,
     *,
     engine: Engine,
     store: Store,
-    place: Storage,
     attempt: int,
+    begun_at: int,
     group: Group,
     spikes: SpikeDetector,
     optimizers: Mapping[str, torch.optim.Optimizer],
     journal: Journal,
     tell: Callable[[str], None],
+    decider: Decider | None,
 ) -> Monitor:
     """For an attempt that has just started. A run on an object store keeps its records in memory only."""
     wrapping = engine.topology.wrapping
@@ -61,7 +63,9 @@ def monitor_of(
         keeper=InputKeeper(engine.models) if whole else None,
         autocast=lambda: engine.options.precision.autocast(engine.device),
         checksums=(lambda: replicated_checksums(engine.models, optimizers)) if wrapping is Wrapping.DDP else None,
-        advise=_adviser(mode, store, place, attempt, tell) if group.rank == 0 else None,
+        decider=decider,
+        options=options,
+        begun_at=begun_at,
         facts={"host": platform.node(), "pid": os.getpid(), "device": str(engine.device)},
     )
     return Monitor(around, spikes)
@@ -95,7 +99,9 @@ def pass_over_quarantined(source: Any, place: Storage, group: Group) -> list[tup
     answer: dict[str, Any] = {}
     if group.rank == 0:
         try:
-            answer = {"ranges": [list(pair) for pair in quarantined(read_decisions(place))]}
+            carried_out = {one.decision: one.attempt for one in read_retirements(place) if one.target is not None}
+            ruled = past.in_force(read_decisions(place), carried_out)
+            answer = {"ranges": [list(pair) for pair in quarantined(ruled)]}
         except SamerunError as error:
             answer = {"error": str(error)}
     answer = group.broadcast(answer)
@@ -147,29 +153,6 @@ class DeviceSpan:
         self._events[2].synchronize()
         first, marked, last = self._events
         return first.elapsed_time(marked) / 1e3, marked.elapsed_time(last) / 1e3
-
-
-def _adviser(mode: Mode, store: Store, place: Storage, attempt: int, tell: Callable[[str], None]) -> Adviser | None:
-    if mode is not Mode.ADVISE:
-        return None
-
-    def candidates() -> list[Candidate]:
-        return [
-            Candidate(
-                name=entry.name,
-                windows=int(entry.progress.windows),
-                position=int(entry.progress.samples),
-                is_verified=True,
-                digest=entry.manifest_sha256,
-            )
-            for entry in store.catalog().entries
-        ]
-
-    def samples_per_window() -> int:
-        entries = [entry for entry in store.catalog().entries if entry.progress.windows]
-        return int(entries[0].progress.samples) // int(entries[0].progress.windows) if entries else 1
-
-    return Adviser(place, attempt=attempt, candidates=candidates, samples_per_window=samples_per_window, tell=tell)
 
 
 def _host_bytes() -> int:

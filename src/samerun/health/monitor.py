@@ -1,4 +1,4 @@
-"""What an attempt holds of health: feeds the records and detectors, tells what they find. Never acts.
+"""What an attempt holds of health: feeds the records and detectors, tells what they find. Never acts: a Decider may.
 
 Loss and gradient norm are judged on every rank alike, by a detector whose state is in the checkpoint. Times, memory and
 replays are each rank's own. Whatever fails in here is named once and switched off; the training goes on.
@@ -8,50 +8,31 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from samerun.core.clock import Clock, SystemClock
 from samerun.core.events import Journal
-from samerun.errors import UsageError
 from samerun.health.guard import Guard
 from samerun.health.hang import HangWatch, Overdue, PhaseWatch
 from samerun.health.meter import LAST_BACKWARD, Meter, Span, TimedData
+from samerun.health.options import HealthOptions
 from samerun.health.records.event import WindowRecord, header_line
 from samerun.health.records.flight import FlightRecorder
 from samerun.health.records.writer import RecordWriter
-from samerun.health.report import REPORT_WINDOWS, StragglerWatch
+from samerun.health.report import StragglerWatch
 from samerun.health.spike.detector import Finding, Kind, SpikeDetector
 
 if TYPE_CHECKING:
     from samerun.health.nonfinite import Culprit, InputKeeper
     from samerun.ranks.group import Group
 
-CHECKSUM_WINDOWS: Final = 200
 MAX_REPLAYS: Final = 5
 """Replays of bad windows in one attempt; each costs a forward of the window."""
 _GATHER_SECONDS: Final = 3600.0
 """A rank that evaluates alone keeps the others waiting here; only one that is gone for an hour is an error."""
-
-
-class Mode(Enum):
-    OFF = "off"
-    OBSERVE = "observe"
-    """Records and findings; nothing is proposed."""
-    ADVISE = "advise"
-    """Also what a person could do about a spike that does not recover, as a decision record."""
-
-    @classmethod
-    def parse(cls, value: str | Mode) -> Self | Mode:
-        """Raises UsageError naming the modes that exist."""
-        try:
-            return cls(value)
-        except ValueError:
-            known = " or ".join(repr(mode.value) for mode in Mode)
-            raise UsageError(f"health={value!r}: write {known}; samerun does not rewind a run by itself yet") from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +51,18 @@ class Decided:
     scale: float
     outcome: str
     is_loss_bad: bool
+
+
+class Decider(Protocol):
+    """Who decides about incidents. What raises in here is named once and switched off, like a detector."""
+
+    def found(self, finding: Finding) -> None: ...
+
+    def decided(self, decided: Decided) -> None: ...
+
+    def replicas_differ(
+        self, *, window: int, last_equal: int, tensors: Sequence[str], ranks: Sequence[int]
+    ) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +87,11 @@ class Surroundings:
     autocast: Callable[[], contextlib.AbstractContextManager[Any]]
     checksums: Callable[[], Mapping[str, tuple[int, int]]] | None
     """Of state that every replica must hold alike; None where there is none."""
-    advise: Callable[[Finding], None] | None
+    decider: Decider | None
+    """Rank 0's: what becomes of what is found; None: it is told, and that is all."""
+    options: HealthOptions = field(default_factory=HealthOptions)
+    begun_at: int = 0
+    """Windows decided when the attempt began: replicas were restored alike then."""
     clock: Clock = field(default_factory=SystemClock)
     facts: Mapping[str, Any] = field(default_factory=dict)
 
@@ -119,6 +116,7 @@ class Monitor:
         self._hangs.start()
         self._num_replays = 0
         self._checked = -1
+        self._last_equal = around.begun_at
         self._disk_told = False
 
     def begin(self, data: Any) -> TimedData:
@@ -159,6 +157,8 @@ class Monitor:
         )  # fmt: skip
         for finding in findings:
             self._guard.call("spike report", self._found, finding, default=None)
+        if self._around.decider is not None:
+            self._guard.call("decisions", self._around.decider.decided, decided, default=None)
         if decided.is_loss_bad:
             self._guard.call("non-finite replay", self._replay, decided.window, default=None)
         if self._around.keeper is not None:
@@ -166,19 +166,19 @@ class Monitor:
         self.enter("loop body", f"after window {decided.window}")
 
     def edge(self, num_windows: int) -> None:
-        """Collective: at every REPORT_WINDOWS-th window ranks compare their times, at every CHECKSUM_WINDOWS-th their
-        state. Both are decided by the count of windows alone, so that every rank takes part whatever is switched off.
+        """Collective: every `report_windows` windows ranks compare their times, every `checksum_windows` their state.
+        Both go by the count of windows alone, so that every rank takes part whatever is switched off.
         """
         self.enter("edge", f"edge {num_windows}")
         group = self._around.group
         if num_windows == self._checked or num_windows == 0 or group.size == 1:
             return
         self._checked = num_windows
-        if num_windows % REPORT_WINDOWS == 0:
+        if num_windows % self._around.options.report_windows == 0:
             mine = self._guard.call("straggler", self._stragglers.row, default=None)
             gathered = group.gather(mine, seconds=_GATHER_SECONDS)
             self._guard.call("straggler", self._judge, num_windows, gathered, default=None)
-        if num_windows % CHECKSUM_WINDOWS == 0 and self._around.checksums is not None:
+        if num_windows % self._around.options.checksum_windows == 0 and self._around.checksums is not None:
             self._compare_replicas(num_windows)
 
     def dump(self, reason: str) -> None:
@@ -218,8 +218,8 @@ class Monitor:
             return
         if finding.kind is not Kind.DRIFT:
             self._around.tell(str(finding))
-        if self._around.advise is not None:
-            self._around.advise(finding)
+        if self._around.decider is not None:
+            self._around.decider.found(finding)
 
     def _replay(self, window: int) -> None:
         if self._around.keeper is None or self._num_replays >= MAX_REPLAYS:
@@ -247,6 +247,7 @@ class Monitor:
             mine = self._guard.call("replica checksums", self._around.checksums, default=mine)
         found = compare_replicas(mine, self._around.group)
         if not found:
+            self._last_equal = num_windows
             return
         ranks = sorted({rank for one in found for rank in one.minority})
         self._around.journal.write(
@@ -256,6 +257,11 @@ class Monitor:
         if self._around.group.rank == 0:
             others = f" and {len(found) - 1} more tensors" if len(found) > 1 else ""
             self._around.tell(f"window {num_windows}: replicas have drifted apart: {found[0]}{others}")
+        if self._around.decider is not None:
+            self._guard.call(
+                "decisions", self._around.decider.replicas_differ, window=num_windows, last_equal=self._last_equal,
+                tensors=[one.name for one in found], ranks=ranks, default=None,
+            )  # fmt: skip
 
     def _overdue(self, found: Overdue) -> None:
         self._findings.write("overdue", **found.to_json())

@@ -1,4 +1,4 @@
-"""The straggler report: medians of the last windows from every rank, gathered once in REPORT_WINDOWS windows."""
+"""The straggler report: medians of the last windows from every rank, gathered once an interval."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from samerun.health.spike.robust import median
 from samerun.health.straggler.persistence import Persistence
 from samerun.health.straggler.score import Row, Score, jitter, straggler
 
-REPORT_WINDOWS: Final = 50
 _MIN_WINDOWS: Final = 10
 
 

@@ -18,15 +18,17 @@ from samerun.core.environ import Launcher
 from samerun.core.events import Journal
 from samerun.core.progress import Progress
 from samerun.data.source import DataWindow
-from samerun.errors import Stop, UsageError, WindowError
+from samerun.errors import DoNotRestart, ExitCode, Stop, Stopped, UsageError, WindowError
 from samerun.health.attach import decided_of
 from samerun.health.monitor import Monitor
+from samerun.health.options import Mode
 from samerun.preempt.budget import Leave
 from samerun.preempt.flag import StopFlag
 from samerun.preempt.spans import WINDOW
 from samerun.preempt.votes import Votes
 from samerun.ranks.group import Group
 from samerun.ranks.topology import Topology
+from samerun.run.acting import Actor
 from samerun.run.config import RunConfig
 from samerun.run.ending.midwindow import Midwindow
 from samerun.run.ending.stopping import Stopping
@@ -86,12 +88,14 @@ class Attempt:
         trace: Trace,
         votes: Votes | None = None,
         health: Monitor | None = None,
+        actor: Actor | None = None,
     ) -> None:
         self._parts = parts
         self.started = started
         self.journal = journal
         self.trace = trace
         self._health = health
+        self._actor = actor
         self._samples = SampleLedger(
             open_samples(parts.config.path, started.attempt, leads=self.leads),
             replicas=parts.topology.num_replicas,
@@ -132,9 +136,13 @@ class Attempt:
         self.trace.edge(self.progress, parts.components)
         self.stopping.spans.look()
         self._midwindow.at_edge(self.stopping.windows.seconds)
+        reached = goal is None or goal.is_reached(self.progress)
+        if goal is not None and self._actor is not None:
+            self._actor.heading_for(goal)
+        if self._agreed is not None and (self._agreed.num_abandon or reached):
+            self._leave_as_decided()
         if self._agreed is not None and self._agreed.num_abandon:
             self._leave(self.stopping.abandoned(saved_name=self._saved_name))
-        reached = goal is None or goal.is_reached(self.progress)
         if self._is_stop_agreed() and not reached:
             self._stop()
         if self._health is not None:
@@ -228,6 +236,8 @@ class Attempt:
         self._saved, self._saved_name = self.progress, entry.name
         self._saved_at = parts.clock.monotonic_seconds()
         self.stopping.saves.add(self._saved_at - began)
+        if self._actor is not None:
+            self._actor.saved(entry)
         self._tags = []
 
     def _decided(self, data: DataWindow, decision: Decision) -> None:
@@ -282,7 +292,7 @@ class Attempt:
     def _flags(self) -> Flags:
         return Flags(
             stop=self._parts.stop.is_set,
-            abandon=self.stopping.must_abandon(),
+            abandon=self.stopping.must_abandon() or (self._actor is not None and self._actor.ending is not None),
             save_due=self._parts.group.rank == 0 and self._has_save_time_come(),
         )
 
@@ -320,6 +330,16 @@ class Attempt:
         changed = self._midwindow.put_back()
         dropped = f" before microbatch {slot} of window {int(self.progress.windows)}, which is dropped"
         self._stop(dropped=dropped, why_not=f"{', '.join(changed)} changed inside the window" if changed else "")
+
+    def _leave_as_decided(self) -> None:
+        """What rank 0 has decided about an incident ends the attempt on every rank, unsaved. Collective."""
+        if self._parts.config.health.mode is not Mode.ACT:
+            return
+        ending = self._actor.ending if self._actor is not None else None
+        word = self._parts.group.broadcast(None if ending is None else [int(ending.exit_code), ending.reason])
+        if word is not None:
+            code, reason = word
+            self._leave(Stopped(reason) if code == ExitCode.STOPPED else DoNotRestart(reason))
 
     def _leave(self, end: Stop) -> NoReturn:
         self.stopping.timings.write(self.journal)

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from samerun.core.component import COMPONENTS
 from samerun.data.source import DataSource
 from samerun.errors import UsageError
-from samerun.health.monitor import Mode
+from samerun.health.options import HealthOptions
 from samerun.plan.run import RunPlan
 from samerun.preempt.budget import Preemption
 from samerun.run.goal import SaveInterval
@@ -38,7 +38,7 @@ class RunConfig:
     waive: tuple[str, ...]
     preemption: Preemption
     plan: RunPlan | None
-    health: Mode
+    health: HealthOptions
 
     def __post_init__(self) -> None:
         for name in self.extra:

@@ -24,7 +24,7 @@ from samerun.core import environ
 from samerun.core.progress import Progress
 from samerun.data.source import as_source
 from samerun.errors import Refused, Stop, UsageError, WindowError
-from samerun.health.monitor import Mode
+from samerun.health.options import HealthOptions, Mode
 from samerun.plan.run import RunPlan
 from samerun.preempt.budget import Preemption
 from samerun.preempt.flag import SignalWatch, StopFlag
@@ -81,7 +81,7 @@ class Run:
         waive: Sequence[str] = (),
         preemption: Preemption | None = None,
         plan: RunPlan | None = None,
-        health: str | Mode = Mode.OBSERVE,
+        health: str | Mode | HealthOptions = Mode.OBSERVE,
     ) -> None:
         optimizers = as_mapping(optimizer)
         self._config = RunConfig(
@@ -105,7 +105,7 @@ class Run:
             waive=tuple(waive),
             preemption=preemption or Preemption(),
             plan=plan,
-            health=Mode.parse(health),
+            health=HealthOptions.parse(health),
         )
         self._stop = StopFlag()
         self._watching = contextlib.ExitStack()

@@ -17,7 +17,8 @@ from samerun.core.clock import ManualClock
 from samerun.core.events import Journal, read_events
 from samerun.errors import UsageError
 from samerun.health.meter import Meter, Times
-from samerun.health.monitor import Decided, Mode, Monitor, Surroundings
+from samerun.health.monitor import Decided, Monitor, Surroundings
+from samerun.health.options import Mode
 from samerun.health.records.event import read_records
 from samerun.health.report import StragglerWatch
 from samerun.health.spike.detector import SpikeDetector
@@ -50,7 +51,7 @@ def make(folder: Path | None, told: list[str], **changed: Any) -> Monitor:
     values: dict[str, Any] = {
         "folder": folder, "attempt": 1, "group": Solo(), "journal": journal, "tell": told.append,
         "is_separable": True, "span": None, "memory_bytes": lambda: 2**20, "keeper": None,
-        "autocast": contextlib.nullcontext, "checksums": None, "advise": None, "clock": ManualClock(),
+        "autocast": contextlib.nullcontext, "checksums": None, "decider": None, "clock": ManualClock(),
     }  # fmt: skip
     return Monitor(Surroundings(**{**values, **changed}), SpikeDetector())
 
@@ -234,5 +235,5 @@ def test_it_costs_less_than_the_stated_time(tmp_path: Path) -> None:
 def test_modes() -> None:
     assert Mode.parse("observe") is Mode.OBSERVE
     assert Mode.parse(Mode.OFF) is Mode.OFF
-    with pytest.raises(UsageError, match="does not rewind a run by itself yet"):
-        Mode.parse("act")
+    with pytest.raises(UsageError, match="write one of .off., .observe., .advise., .act."):
+        Mode.parse("react")

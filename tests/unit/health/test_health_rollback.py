@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import samerun
-from samerun.errors import AlreadyExistsError, SchemaError, UsageError
+from samerun.errors import SchemaError, UsageError
+from samerun.health.rollback import past
 from samerun.health.rollback.decisions import (
     DecisionRecord,
     apply_quarantine,
@@ -16,7 +17,6 @@ from samerun.health.rollback.decisions import (
     quarantined,
     read_decisions,
     write_decision,
-    write_outcome,
 )
 from samerun.health.rollback.good import Candidate, Suspect, consider, margin
 from samerun.health.rollback.ladder import Action, Decided, Incident, Limits, Rung, Situation, Trigger, decide
@@ -154,10 +154,44 @@ def test_decisions_are_numbered_kept_and_read_back() -> None:
     written = [write_decision(storage, record(skip=(10, 20))), write_decision(storage, record())]
     assert [one.number for one in written] == [1, 2]
     assert read_decisions(storage) == written
-    write_outcome(storage, written[0], {"recovered": True})
+    past.write_outcome(storage, 1, {"came_back": True})
     assert read_decisions(storage) == written
-    with pytest.raises(AlreadyExistsError):
-        write_outcome(storage, written[0], {"recovered": False})
+    past.write_outcome(storage, 1, {"came_back": False})
+    assert past.read_outcomes(storage) == {1: {"came_back": True}}  # the first word stands
+
+
+def test_past_decisions_are_read_back_as_budget_and_only_what_was_carried_out_is_quarantined() -> None:
+    found = decide(UNRECOVERED, situation(past=[action()]))
+    evidence = {
+        "incident": {"onset": 2000, "now": 2110, "trigger": "unrecovered"},
+        "decided": found.to_json(),
+        "check": {"until": found.check_until, "expected": found.expected},
+    }
+    rewind = record(action="rewind_and_skip", mode="act", evidence=evidence, skip=(23400, 25836), number=3)
+    advice = record(action="rewind_same_data", mode="advise", evidence=evidence, number=4)
+    by_hand = record(mode="operator", skip=(0, 7), number=5)
+    everything = [rewind, advice, by_hand]
+    (counted,) = past.actions(everything)
+    assert counted == Action(
+        rung=Rung.REWIND_AND_SKIP, onset=2000, at_window=1900, farthest_window=2110, at_seconds=1.7e9,
+        skipped=(23400, 25836),
+    )  # fmt: skip
+    assert past.in_force(everything, {3: 2}) == everything
+    for lost in ({}, {3: 1}):  # an older attempt decided it, and a newer one had taken over
+        assert past.in_force(everything, lost) == [advice, by_hand]
+    assert past.pending(everything, 2) == rewind
+    assert past.pending(everything, 1) is None
+    check = past.open_check(rewind)
+    assert check is not None and check.until == found.check_until == 1950 + 100
+
+
+def test_replicas_that_differ_go_back_to_the_last_equal_state_and_no_data_is_blamed() -> None:
+    incident = replace(UNRECOVERED, trigger=Trigger.DESYNC, onset=1900, alarm=2000, now=2000)
+    found = decide(incident, situation(past=[action(at_window=1990)]))  # no quiet time: bytes are no statistics
+    assert (found.rung, found.skip) == (Rung.REWIND_SAME_DATA, None)
+    assert found.target is not None and found.target.windows == 1900
+    assert decide(incident, situation(past=[action(), action()])).rung is Rung.STOP
+    assert decide(replace(incident, onset=-1), situation()).rung is Rung.STOP
 
 
 def test_an_edited_decision_is_refused() -> None:

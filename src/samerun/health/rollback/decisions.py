@@ -71,11 +71,6 @@ def write_decision(storage: Storage, record: DecisionRecord) -> DecisionRecord:
         return numbered
 
 
-def write_outcome(storage: Storage, record: DecisionRecord, outcome: Mapping[str, Any]) -> None:
-    """What came of a decision, held against what it expected. Once; AlreadyExistsError for a second time."""
-    storage.put_if_absent(f"{PREFIX}/{record.number:06d}.outcome.json", canonical_bytes(dict(outcome)))
-
-
 def read_decisions(storage: Storage) -> list[DecisionRecord]:
     """All of a run's, in order. Raises SchemaError for one that was edited or damaged: what it ruled is unknown."""
     found = []

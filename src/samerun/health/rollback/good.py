@@ -66,6 +66,21 @@ def consider(
     ]
 
 
+def in_step(candidates: Sequence[Candidate], *, last_equal: int) -> list[Considered]:
+    """Every checkpoint, newest first, where replicas have come apart: those from before they were last seen equal."""
+    return [
+        Considered(
+            candidate=one,
+            why_not=None
+            if one.is_verified and one.windows <= last_equal
+            else "its bytes were not verified"
+            if not one.is_verified
+            else f"saved after window {last_equal}, when replicas were last seen equal",
+        )
+        for one in sorted(candidates, key=lambda candidate: -candidate.windows)
+    ]
+
+
 def _why_not(one: Candidate, *, onset: int, now: int, margin: int, suspects: Sequence[Suspect]) -> str | None:
     seen_until = one.windows + RECOVERY_WINDOWS
     if not one.is_verified:

@@ -5,7 +5,7 @@
     2 retry the window     once
     3 rewind, same data    the experiment: without recurrence the data is innocent
     4 rewind, skip range   from onset − 50 to alarm + 150 windows, as a recorded quarantine
-    5 … and a lower rate   learning rate halved for a while
+    5 … and a lower rate   learning rate halved for a while (advice only: budgets end before it by default)
     6 stop                 a person decides
 
 Budgets: 2 rewinds for one region (onset ± 500 windows), 4 in 24 hours, 1 % of the planned samples quarantined, quiet
@@ -21,10 +21,12 @@ from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import Any, Final
 
-from samerun.health.rollback.good import Candidate, Considered, Suspect, consider
+from samerun.health.rollback.good import Candidate, Considered, Suspect, consider, in_step
 from samerun.health.spike.detector import RECOVERY_WINDOWS
 
 _DAY_SECONDS: Final = 86_400.0
+_SAME_DATA: Final = 20
+"""Windows past the onset that the same data is given to go wrong again."""
 
 
 class Rung(IntEnum):
@@ -48,6 +50,8 @@ class Trigger(Enum):
     """A spike that has not been judged yet."""
     UNRECOVERED = "unrecovered"
     """A spike that shifted, diverges or did not recover."""
+    DESYNC = "desync"
+    """Replicas that must hold the same bytes do not; `onset` is the last window after which they were seen to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,13 +124,17 @@ class Decided:
     considered: tuple[Considered, ...] = ()
     expected: str = ""
     """What should be seen afterwards, so that the outcome can be held against it."""
+    check_until: int = 0
+    """Windows decided by when that is seen."""
     budget: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         return {
             "rung": self.rung.name.lower(),
             "reason": self.reason,
-            "target": None if self.target is None else {"name": self.target.name, "digest": self.target.digest},
+            "target": None
+            if self.target is None
+            else {"name": self.target.name, "digest": self.target.digest, "windows": self.target.windows},
             "skip": None if self.skip is None else list(self.skip),
             "rate_factor": self.rate_factor,
             "rate_windows": self.rate_windows,
@@ -149,7 +157,8 @@ def decide(incident: Incident, situation: Situation, limits: Limits | None = Non
         )
     if incident.trigger is Trigger.NON_FINITE and not incident.was_retried:
         return Decided(rung=Rung.RETRY, reason=f"{incident.in_a_row} in a row: the same window once more tells whether")
-    if last is not None and 0 <= incident.now - last < limits.quiet_windows:
+    is_spike = incident.trigger is not Trigger.DESYNC  # bytes that differ are no matter of statistics
+    if is_spike and last is not None and 0 <= incident.now - last < limits.quiet_windows:
         reason = f"{incident.now - last} windows after an action; {limits.quiet_windows} are left quiet"
         return Decided(rung=Rung.OBSERVE, reason=reason)
     return _rewind(incident, situation, limits, counted)
@@ -168,20 +177,38 @@ def _rewind(incident: Incident, situation: Situation, limits: Limits, counted: S
         return _stop(f"{len(near)} rewinds for this region did not help", budget)
     if len(today) >= limits.rewinds_per_day:
         return _stop(f"{len(today)} rewinds within 24 hours", budget)
-    considered = consider(
-        situation.candidates, onset=incident.onset, now=incident.now, margin=situation.margin,
-        suspects=situation.suspects,
-    )  # fmt: skip
+    considered = (
+        in_step(situation.candidates, last_equal=incident.onset)
+        if incident.trigger is Trigger.DESYNC
+        else consider(
+            situation.candidates,
+            onset=incident.onset,
+            now=incident.now,
+            margin=situation.margin,
+            suspects=situation.suspects,
+        )
+    )
     target = next((one.candidate for one in considered if one.why_not is None), None)
     if target is None:
         return _stop("no good checkpoint lies far enough before the onset", budget, considered)
+    if incident.trigger is Trigger.DESYNC:
+        return Decided(
+            rung=Rung.REWIND_SAME_DATA,
+            reason="one replica's bytes are not its peers', which no data explains",
+            target=target,
+            considered=tuple(considered),
+            expected=f"replicas agree when window {incident.now} has passed again, else a device is to blame",
+            check_until=incident.now,
+            budget=budget,
+        )
     if not near:
         return Decided(
             rung=Rung.REWIND_SAME_DATA,
             reason="the same data first: a spike that does not come back was not the data's fault",
             target=target,
             considered=tuple(considered),
-            expected=f"windows up to {incident.onset + 20} pass without an alarm, else the data is suspect",
+            expected=f"windows up to {incident.onset + _SAME_DATA} pass without an alarm, else the data is suspect",
+            check_until=incident.onset + _SAME_DATA,
             budget=budget,
         )
     return _skipping(incident, situation, limits, near, target, considered, budget)
@@ -214,6 +241,7 @@ def _skipping(
         rate_windows=limits.rate_windows if lower else 0,
         considered=tuple(considered),
         expected=f"{RECOVERY_WINDOWS} windows behind the skipped range without an alarm",
+        check_until=first + RECOVERY_WINDOWS,
         budget=budget,
     )
 

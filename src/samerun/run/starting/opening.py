@@ -15,7 +15,7 @@ from samerun.core.events import Journal
 from samerun.data.source import Replica
 from samerun.errors import SchemaError
 from samerun.health.attach import monitor_of, pass_over_quarantined
-from samerun.health.monitor import Mode, Monitor
+from samerun.health.monitor import Monitor
 from samerun.health.spike.detector import SpikeDetector
 from samerun.plan.record import diff, from_json, to_json
 from samerun.plan.run import RunPlan
@@ -25,14 +25,17 @@ from samerun.ranks.board import SoloBoard, board_of_default_group
 from samerun.ranks.group import Group, Solo
 from samerun.ranks.topology import Topology, topology_of
 from samerun.ranks.torch_group import TorchGroup
+from samerun.run.acting import Actor
 from samerun.run.attempt import Attempt, Live, Parts
 from samerun.run.config import RunConfig
 from samerun.run.ending import last_words
 from samerun.run.ending.timings import last_timings
 from samerun.run.faults import FaultPlan, FaultPoints, PlannedFiles
 from samerun.run.starting.announce import describe, say
+from samerun.run.starting.deciding import actor_of
 from samerun.run.starting.identity import model_identity, optimizer_identity, scheduler_identity, user_identity
 from samerun.run.starting.loads import LoadTries, earlier_journals
+from samerun.run.starting.rewinds import settle_rewinds
 from samerun.run.starting.start import Started, StartKind, start
 from samerun.run.starting.surroundings import surroundings, why_not_bitwise
 from samerun.run.trace import Trace
@@ -70,7 +73,7 @@ def _open(config: RunConfig, stop: StopFlag, launcher: Launcher, topology: Topol
     faults = FaultPoints(plan, rank=group.rank, window=lambda: int(live.progress.windows))
     engine = _engine(config, topology, live)
     live.losses.noise = engine.noise
-    live.losses.spikes = None if config.health is Mode.OFF else SpikeDetector()
+    live.losses.spikes = None if config.health.is_off else SpikeDetector()
     identity = _identity(config)
     with preserved_rng():
         settle_bucket_order(config.models)
@@ -95,6 +98,7 @@ def _open(config: RunConfig, stop: StopFlag, launcher: Launcher, topology: Topol
         facts=facts,
         changeable=[f"data.{name}" for name in getattr(config.source, "changeable", ())],
         load_tries=journals.load_tries,
+        settle=lambda attempt: _settle(place, group, attempt),
     )
     live.progress = started.progress
     parts = Parts(
@@ -121,17 +125,25 @@ def _open(config: RunConfig, stop: StopFlag, launcher: Launcher, topology: Topol
 
 
 def _attempt(parts: Parts, started: Started, place: Storage, journal: Journal, plan: FaultPlan) -> Attempt:
+    actor = actor_of(parts, place, started)
     return Attempt(
         parts,
         started,
         journal=journal,
         trace=Trace(plan.trace, attempt=started.attempt, rank=parts.group.rank),
         votes=_votes(parts, started),
-        health=_health(parts, place, started, journal),
+        health=_health(parts, started, journal, actor),
+        actor=actor,
     )
 
 
-def _health(parts: Parts, place: Storage, started: Started, journal: Journal) -> Monitor | None:
+def _settle(place: Storage, group: Group, attempt: int) -> None:
+    for line in settle_rewinds(place, group, attempt):
+        if group.rank == 0:
+            say(line)
+
+
+def _health(parts: Parts, started: Started, journal: Journal, actor: Actor | None) -> Monitor | None:
     spikes = parts.live.losses.spikes
     if spikes is None:
         return None
@@ -139,13 +151,14 @@ def _health(parts: Parts, place: Storage, started: Started, journal: Journal) ->
         parts.config.health,
         engine=parts.engine,
         store=parts.store,
-        place=place,
         attempt=started.attempt,
+        begun_at=int(started.progress.windows),
         group=parts.group,
         spikes=spikes,
         optimizers=parts.config.optimizers,
         journal=journal,
         tell=say,
+        decider=actor,
     )
 
 

@@ -73,11 +73,13 @@ def start(
     facts: Mapping[str, Any],
     changeable: Collection[str] = (),
     load_tries: Callable[[int], LoadTries] = lambda attempt: LoadTries(Journal(None)),
+    settle: Callable[[int], object] = lambda attempt: None,
 ) -> Started:
     """Collective. Raises Refused with the reason.
 
     A path that cannot be used, or holds another run, is left as it is. Where only the checkpoints do not fit or cannot
-    be loaded, the attempt's number has been taken: it fences off an older attempt that may still be writing.
+    be loaded, the attempt's number has been taken: it fences off an older attempt that may still be writing. `settle`
+    is called with the number before checkpoints are listed.
     """
     _require_same_identity(group, identity)
     found = _same_on_all(group, store.read_run if group.rank == 0 else None)
@@ -90,6 +92,7 @@ def start(
     attempt = store.open_attempt(dict(facts))
     tries = load_tries(attempt)
     try:
+        settle(attempt)
         return _resume(store, group, str(found["id"]), attempt, components, waive, tries)
     except Refused as refusal:
         tries.refused(refusal.reason)
