@@ -8,7 +8,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from samerun.checkpoint.ulps import FLOATS, Distance
+from samerun.checkpoint.compare.ulps import FLOATS, Distance
 
 
 def distance(left: np.ndarray, right: np.ndarray, dtype: str) -> Distance:  # type: ignore[type-arg]

@@ -38,8 +38,7 @@ def monitor_of(
     *,
     engine: Engine,
     store: Store,
-    attempt: int,
-    begun_at: int,
+    begun: tuple[int, int],
     group: Group,
     spikes: SpikeDetector,
     optimizers: Mapping[str, torch.optim.Optimizer],
@@ -47,7 +46,11 @@ def monitor_of(
     tell: Callable[[str], None],
     decider: Decider | None,
 ) -> Monitor:
-    """For an attempt that has just started. A run on an object store keeps its records in memory only."""
+    """For an attempt that has just `begun`: its number, and the windows decided before it.
+
+    A run on an object store keeps its records in memory only.
+    """
+    attempt = begun[0]
     wrapping = engine.topology.wrapping
     whole = wrapping in (Wrapping.SOLO, Wrapping.DDP)
     is_cuda = engine.device.type == "cuda"
@@ -65,7 +68,7 @@ def monitor_of(
         checksums=(lambda: replicated_checksums(engine.models, optimizers)) if wrapping is Wrapping.DDP else None,
         decider=decider,
         options=options,
-        begun_at=begun_at,
+        begun_at=begun[1],
         facts={"host": platform.node(), "pid": os.getpid(), "device": str(engine.device)},
     )
     return Monitor(around, spikes)

@@ -235,5 +235,5 @@ def test_it_costs_less_than_the_stated_time(tmp_path: Path) -> None:
 def test_modes() -> None:
     assert Mode.parse("observe") is Mode.OBSERVE
     assert Mode.parse(Mode.OFF) is Mode.OFF
-    with pytest.raises(UsageError, match="write one of .off., .observe., .advise., .act."):
+    with pytest.raises(UsageError, match="write one of"):
         Mode.parse("react")

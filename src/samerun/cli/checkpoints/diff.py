@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from samerun.checkpoint.diff import Difference, differences
+from samerun.checkpoint.compare.diff import Difference, differences
 from samerun.checkpoint.load.opened import Checkpoint
 from samerun.checkpoint.lookup import find, open_run
 from samerun.cli.checkpoints.target import answer, catalog_of, split_target

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from samerun.checkpoint.compare.ulps import Distance
 from samerun.checkpoint.load.reading import read_own, read_shared
 from samerun.checkpoint.save.plan import layout_box
-from samerun.checkpoint.ulps import Distance
 from samerun.format.layout import Box
 
 if TYPE_CHECKING:
