@@ -16,6 +16,8 @@ CHECKSUM_WINDOWS: Final = 200
 
 
 class Mode(Enum):
+    """How far health goes by itself."""
+
     OFF = "off"
     OBSERVE = "observe"
     """Records and findings; nothing is proposed."""

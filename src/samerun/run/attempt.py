@@ -139,14 +139,15 @@ class Attempt:
         reached = goal is None or goal.is_reached(self.progress)
         if goal is not None and self._actor is not None:
             self._actor.heading_for(goal)
-        if self._agreed is not None and (self._agreed.num_abandon or reached):
-            self._leave_as_decided()
         if self._agreed is not None and self._agreed.num_abandon:
+            self._leave_as_decided()
             self._leave(self.stopping.abandoned(saved_name=self._saved_name))
         if self._is_stop_agreed() and not reached:
             self._stop()
         if self._health is not None:
             self._health.edge(int(self.progress.windows))
+        if reached:  # there is no further window that would carry the word
+            self._leave_as_decided()
         if self._is_save_due() or (reached and self._saved != self.progress) or self._tags:
             self.save()
             if not reached and self._is_stop_noticed():  # a save can take longer than the window that would follow
