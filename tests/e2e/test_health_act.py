@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from rank_pool import RankError, RankPool
 from samerun.checkpoint import Store
+from samerun.cli import main as cli
 from samerun.health.records.event import read_records
 from samerun.run.faults import Deed, Fault, FaultPlan
 
@@ -63,6 +67,36 @@ def test_the_abandoned_branch_stays_and_is_never_the_newest(twin: tuple[Path, An
     assert [entry.epoch for entry in catalog.entries][:3] == [3, 3, 3]
     assert {one.by.decision for one in catalog.retired} == {1, 2}
     assert all(one.entry.epoch < 3 for one in catalog.retired)
+
+
+def command(capsys: pytest.CaptureFixture[str], *words: object) -> str:
+    with mock.patch.object(sys, "argv", ["samerun", *map(str, words)]), contextlib.suppress(SystemExit):
+        cli.main()
+    return capsys.readouterr().out
+
+
+def test_the_story_is_told(twin: tuple[Path, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    path, _ = twin
+    said = command(capsys, "why", path)
+    for words in (
+        "decision 1  rewind same data to u000000130-",
+        "seen      the spike that began at window 150 is shifted",
+        "evidence  window 170: loss ",
+        "expected  windows up to 170 pass without an alarm, else the data is suspect",
+        "outcome   it came back by window 15",
+        "decision 2  rewind and skip to u000000130-",
+        "skips     positions 580 to 840, at every start from now on",
+        "budget    before it: rewinds here 1 of 2, rewinds today 1 of 4, quarantined 260 of",
+        "outcome   it did not come back",
+    ):
+        assert words in said
+    assert said.count("retired    u0") == len(Store(path).catalog().retired)
+    target = decision(path, 2)["evidence"]["decided"]["target"]["name"]
+    assert "decision 2  rewind and skip" in command(capsys, "show", f"{path}@{target}")
+    gone = Store(path).catalog().retired[0].entry.name
+    assert "no start takes it" in command(capsys, "show", f"{path}@{gone}")
+    assert json.loads(command(capsys, "ls", path, "--json"))["retired"][0]["name"] == gone
+    assert "(retired)" in command(capsys, "verify", path)
 
 
 def test_no_sample_of_the_quarantine_is_read_after_it(twin: tuple[Path, Any]) -> None:

@@ -9,11 +9,13 @@ import typer
 
 from samerun.checkpoint.catalog import num_elements, read_manifest
 from samerun.checkpoint.lookup import find, open_run
+from samerun.checkpoint.retired import Retirement
 from samerun.cli.checkpoints.samples import show_samples
-from samerun.cli.checkpoints.target import answer, catalog_of, describe, split_target, tags_by_name
+from samerun.cli.checkpoints.target import answer, catalog_of, describe, describe_retirement, split_target, tags_by_name
 from samerun.core.units import format_bytes
 from samerun.format.dtypes import ITEM_BYTES
 from samerun.format.schema import ComponentEntry
+from samerun.health.rollback.story import Story, stories
 
 
 def register(app: typer.Typer, name: str, summary: str) -> None:
@@ -38,7 +40,10 @@ def show(
     if samples:
         show_samples(storage, name, as_json=as_json)
         return
-    entry = find(storage, catalog_of(storage), name)
+    catalog = catalog_of(storage)
+    entry = find(storage, catalog, name)
+    retired = next((one.by for one in catalog.retired if one.entry.name == entry.name), None)
+    told = [story for story in stories(storage) if story.target == entry.name or _ended(story, retired)]
     manifest, _ = read_manifest(storage, entry.name)
     components = {key: _component(value, tensors) for key, value in manifest.components.items()}
     described = describe(entry, tags_by_name(storage).get(entry.name, []))
@@ -48,6 +53,8 @@ def show(
         **described,
         "components": components,
         "facts": manifest.facts,
+        "retired": None if retired is None else describe_retirement(retired),
+        "recorded": [story.to_json() for story in told],
         "files": [{"name": f.name, "bytes": f.num_bytes, "sha256": f.sha256} for f in manifest.files],
     }
     lines = [f"{entry.name}  attempt {entry.epoch}, {entry.world_size} ranks, {format_bytes(entry.num_bytes)}"]
@@ -58,7 +65,14 @@ def show(
         lines.append(f"{key:<10} {_summary(value)}")
         lines += [f"    {name}  {dtype} {shape}" for name, (dtype, shape) in value.get("listed", {}).items()]
     lines += [f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in manifest.facts.items()]
+    if retired is not None:
+        lines.append(f"retired    {retired.reason}: no start takes it")
+    lines += [line for story in told for line in story.lines()]
     answer(document, lines, as_json=as_json)
+
+
+def _ended(story: Story, retired: Retirement | None) -> bool:
+    return retired is not None and story.record.number == retired.decision
 
 
 def _component(entry: ComponentEntry, tensors: bool) -> dict[str, Any]:
