@@ -20,12 +20,14 @@ from samerun.run.faults import Deed, Fault, FaultPlan
 UNTIL = 190
 
 
-def start(pool: RankPool, path: Path, *, raise_at: int | None = None, world_size: int = 1, **options: Any) -> Any:
+def start(
+    pool: RankPool, path: Path, *, raise_at: int | None = None, world_size: int = 1, until: int = UNTIL, **options: Any
+) -> Any:
     """The result of a start, or the name of what ended it."""
     faults = tuple(Fault(at=f"window:{raise_at}.step", rank=rank, deed=Deed.RAISE) for rank in range(world_size))
     environ = {"SAMERUN_FAULTS": FaultPlan(faults=faults if raise_at is not None else ()).to_text()}
     try:
-        return pool.run(world_size, "health_scenarios:act", environ=environ, path=str(path), until=UNTIL, **options)[0]
+        return pool.run(world_size, "health_scenarios:act", environ=environ, path=str(path), until=until, **options)[0]
     except RankError as error:
         return error.kind
 
@@ -133,7 +135,7 @@ def test_what_does_not_come_back_was_not_the_datas_fault(ranks: RankPool, tmp_pa
 
 def test_replicas_that_differ_go_back_to_where_they_were_equal(ranks: RankPool, tmp_path: Path) -> None:
     path = tmp_path / "run"
-    options: dict[str, Any] = {"poison": "none", "world_size": 3}
+    options: dict[str, Any] = {"poison": "none", "world_size": 3, "until": 45}
     assert start(ranks, path, flip_rank=1, **options) == "Stopped"
     found = decision(path, 1)
     assert (found["action"], found["evidence"]["ranks"]) == ("rewind_same_data", [1])

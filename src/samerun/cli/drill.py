@@ -173,6 +173,11 @@ def _print(told: Told, keep: Path | None) -> None:
             console.print(f"\n{heading}")
             for line in lines:
                 console.print(f"  • {line}", highlight=False, markup=False)
+    if judgement.diagnoses:
+        console.print("\nWhat was named")
+        for one in judgement.diagnoses:
+            mark = "named    " if one["named"] else "NOT NAMED"
+            console.print(f"  • {mark} {one['fault']}: {one['said']}", highlight=False, markup=False)
     if judgement.components:
         table = Table()
         for title in ("component", "verdict", "first difference"):

@@ -15,10 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from samerun.checkpoint.retired import read_retirements
 from samerun.drill.inside import judging, playing
+from samerun.drill.inside.diagnosis import Seen, diagnose, not_possible
 from samerun.drill.inside.playing import OnProgress
 from samerun.drill.inside.points import TwinFacts, parse_point
-from samerun.drill.inside.scenarios import BAD_WINDOW, Scenario, Wish, chapters, standing_faults
+from samerun.drill.inside.scenarios import BAD_WINDOW, Scenario, Wish, chapters, health_of, standing_faults
 from samerun.drill.judgement import Judgement, Kind, Told
 from samerun.drill.outside import playing as outside
 from samerun.drill.outside.strays import Snapshot, snapshot, strays
@@ -27,7 +29,10 @@ from samerun.drill.processes import Blow, Ended
 from samerun.drill.starting import Command, Stage, why_it_failed
 from samerun.drill.traces import Line, read_traces, updates_done
 from samerun.errors import UsageError
-from samerun.run.faults import FaultPlan
+from samerun.health.rollback.story import stories
+from samerun.ranks.topology import Wrapping
+from samerun.run.faults import FaultPlan, fired, hits
+from samerun.storage.opening import open_storage
 
 TWIN: Final = "twin"
 _OUTSIDE: Final = {Scenario.CONTINUITY: Blow.KILL, Scenario.PREEMPT: Blow.TERM}
@@ -92,7 +97,11 @@ def _drilled(
     here, but = Path.cwd(), [stage.place, stage.out]
     before = snapshot(here, but=but)
     watched = outside.WatchedTwin(order.when.watch)
-    plan = FaultPlan(trace=trace, faults=standing_faults(order.scenario, order.wish))
+    plan = FaultPlan(
+        trace=trace,
+        faults=standing_faults(order.scenario, order.wish),
+        health=health_of(order.scenario, None),
+    )
 
     def poll() -> None:
         watched.poll()
@@ -120,13 +129,15 @@ def _inside(
     twin = read_traces(stage.place / f"{TWIN}-trace")
     standing = standing_faults(order.scenario, order.wish)
     trace, course = stage.place / f"{playing.RUN}-trace", playing.Course()
+    facts = _facts(twin, stage.run_of(TWIN))
     stage.begin()
     problem = playing.play(
         stage,
-        chapters(order.scenario, order.wish, _facts(twin)),
+        chapters(order.scenario, order.wish, facts),
         trace=trace,
         leave_out=order.leave_out,
         standing=standing,
+        health=health_of(order.scenario, facts),
         on_progress=on_progress,
         course=course,
     )
@@ -146,13 +157,37 @@ def _inside(
         warned_windows=course.warned_windows,
         bad_window=BAD_WINDOW if standing else None,
         tolerance=order.tolerance if order.scenario is Scenario.TOPOLOGY else None,
-        notes=course.notes,
+        notes=[*course.notes, *(not_possible(facts) if order.scenario is Scenario.FAULTS else [])],
+        diagnoses=diagnose(_seen(run, trace), facts) if order.scenario is Scenario.FAULTS else (),
+        abandoned=_abandoned(run),
     )
     return judging.judge(evidence)
 
 
-def _facts(twin: Sequence[Line]) -> TwinFacts:
+def _seen(run: Path, trace: Path) -> Seen:
+    """What the run says of itself, and what was done to it."""
+    return Seen(
+        hits=hits(trace),
+        fired=fired(trace),
+        events=playing.journal(run),
+        findings=playing.findings(run),
+        stories=stories(open_storage(run)),
+    )
+
+
+def _abandoned(run: Path) -> dict[int, int]:
+    """Attempt that ended with a rewind → the window that it went back to."""
+    ended = read_retirements(open_storage(run))
+    return {one.attempt: one.target.windows for one in ended if one.target is not None}
+
+
+def _facts(twin: Sequence[Line], run: Path) -> TwinFacts:
+    started = playing.started_events(run)
+    wrapping = started[0]["facts"]["topology"]["wrapping"] if started else ""
     return TwinFacts(
+        is_replicated=wrapping == Wrapping.DDP.value,
+        is_sharded=wrapping not in (Wrapping.DDP.value, Wrapping.SOLO.value),
+        window_seconds=playing.window_seconds(run),
         num_windows=max((line.window for line in twin), default=0),
         num_ranks=max((line.rank for line in twin), default=0) + 1,
     )

@@ -21,6 +21,8 @@ class Kind(Enum):
     SAME = "same"
     LOST_WORK = "lost work"
     """Ends as the twin, but did again what a checkpoint held or what there was time to save."""
+    NOT_NAMED = "not named"
+    """The same run, but a fault that was planned went by without being named."""
     DRIFT = "drift"
     """The same samples, counters and schedule; other numbers."""
     WRONG = "wrong"
@@ -45,6 +47,8 @@ class Judgement:
     lost_updates: int | None = None
     """Updates that were done again, beyond those since the last save that could be used; None: not known."""
     notes: Sequence[str] = ()
+    diagnoses: Sequence[Mapping[str, Any]] = ()
+    """Of each planned fault whether it was named, and what was said of it."""
 
     @property
     def exit_code(self) -> ExitCode:
@@ -65,6 +69,7 @@ class Judgement:
             "problem": self.problem,
             "lost_updates": self.lost_updates,
             "notes": list(self.notes),
+            "diagnoses": [dict(one) for one in self.diagnoses],
         }
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, Final, Self
 
@@ -64,6 +64,13 @@ class HealthOptions:
     @classmethod
     def parse(cls, value: str | Mode | HealthOptions) -> HealthOptions:
         return value if isinstance(value, HealthOptions) else cls(mode=value)
+
+    def overridden(self, values: Mapping[str, Any]) -> HealthOptions:
+        """With other values by name, as a fault plan gives them."""
+        try:
+            return replace(self, **values)
+        except TypeError as error:
+            raise UsageError(f"health options of a fault plan: {error}") from error
 
     @property
     def is_off(self) -> bool:

@@ -3,6 +3,7 @@
     {"schema": "samerun.faults.v1",
      "trace": "DIR",                       where each rank writes what it holds at each edge; absent: nowhere
      "leave_out": ["moments"],             components that a resume leaves fresh, to prove that checks can fail
+     "health": {"mode": "act", "checksum_windows": 5},
      "faults": [{"at": "window:13.microbatch:2", "rank": 1, "do": "kill", "from_window": 0}]}
 
 `at` names a point inside a run: `window:N.microbatch:M`, `window:N.step`, `edge:N`, `save:writing`, `save:manifest`,
@@ -13,10 +14,14 @@
     term_launcher, kill_launcher    a signal to the parent process
     raise                           FaultError, for tests that cannot spare their process
     stall                           this rank sleeps for `seconds`
-    non_finite                      the next forward of a module gives NaN
+    slow                            this rank sleeps for `seconds` in this and every later microbatch
+    non_finite                      the next module to run gives NaN until the window is over
+    poison                          the model gives 30 times what it should until the window is over
+    flip                            a bit of a parameter flips before the next forward
     full_disk, slow_disk            this and every later file operation of a save fails with ENOSPC, or takes `seconds`
 
-`from_window` arms a fault only from that window on. Disk deeds belong to `save:op:N` points.
+`from_window` arms a fault only from that window on. Disk deeds belong to `save:op:N` points. `health` overrides the
+run's `HealthOptions`, so that a drill of a short run need not wait for the intervals of a long one.
 """
 
 from __future__ import annotations
@@ -26,11 +31,11 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from samerun.core.environ import FAULTS_VARIABLE
 from samerun.errors import SamerunError, UsageError
@@ -38,8 +43,12 @@ from samerun.format.names import CHECKPOINTS
 from samerun.storage.posix import Deed as FileDeed
 from samerun.storage.posix import Files, Operation
 
+if TYPE_CHECKING:
+    from samerun.run.injuries import Injury
+
 SCHEMA: Final = "samerun.faults.v1"
 FIRED: Final = "fired.jsonl"
+HITS: Final = "hits.jsonl"
 _CHANGES: Final = frozenset(FileDeed) - {FileDeed.OPEN, FileDeed.LOOK, FileDeed.READ, FileDeed.LIST, FileDeed.CLOSE}
 
 
@@ -52,7 +61,10 @@ class Deed(Enum):
     MARK = "mark"
     RAISE = "raise"
     STALL = "stall"
+    SLOW = "slow"
     NON_FINITE = "non_finite"
+    POISON = "poison"
+    FLIP = "flip"
     FULL_DISK = "full_disk"
     SLOW_DISK = "slow_disk"
 
@@ -90,6 +102,7 @@ class FaultPlan:
     trace: Path | None = None
     leave_out: tuple[str, ...] = ()
     faults: tuple[Fault, ...] = ()
+    health: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def parse(cls, text: str | None) -> FaultPlan:
@@ -104,6 +117,7 @@ class FaultPlan:
                 trace=Path(trace) if (trace := value.pop("trace", None)) else None,
                 leave_out=tuple(value.pop("leave_out", ())),
                 faults=tuple(Fault.from_json(fault) for fault in value.pop("faults", ())),
+                health=dict(value.pop("health", None) or {}),
             )
             if value:
                 raise ValueError(f"unknown entries {sorted(value)}")
@@ -118,6 +132,7 @@ class FaultPlan:
                 "trace": str(self.trace) if self.trace else None,
                 "leave_out": list(self.leave_out),
                 "faults": [fault.to_json() for fault in self.faults],
+                "health": dict(self.health),
             }
         )
 
@@ -129,11 +144,19 @@ class FaultPoints:
         self._mine = {fault.at: fault for fault in plan.faults if fault.rank == rank}
         self._window = window
         self._record = None if plan.trace is None else plan.trace / FIRED
+        self._hits = None if plan.trace is None else plan.trace / HITS
         self._on_every_operation: Fault | None = None
+        self._slow: Fault | None = None
+        self._injuries: list[tuple[str, Injury]] = []
+        """With the window that they belong to."""
 
     def at(self, point: str) -> None:
-        if not self._mine:
+        if not self._mine and self._slow is None and not self._injuries:
             return
+        if self._injuries:
+            self._heal(point)
+        if self._slow is not None and ".microbatch:" in point:
+            time.sleep(self._slow.seconds)
         fault = self._mine.get(point)
         if fault is not None and self._window() >= fault.from_window:
             del self._mine[point]
@@ -142,6 +165,10 @@ class FaultPoints:
                 raise FaultError(f"planned: raise at {point}")
             if fault.deed in (Deed.FULL_DISK, Deed.SLOW_DISK):
                 self._on_every_operation = fault
+            elif fault.deed is Deed.SLOW:
+                self._slow = fault
+            elif fault.deed in _STRIKES:
+                self._strike(fault)
             else:
                 _commit(fault)
 
@@ -153,6 +180,27 @@ class FaultPoints:
             time.sleep(lasting.seconds)
         elif lasting is not None:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def _strike(self, fault: Fault) -> None:
+        from samerun.run import injuries  # torch is loaded where a model runs; the module itself needs none
+
+        strike = getattr(injuries, _STRIKES[fault.deed])
+        self._injuries.append((fault.at.partition(".")[0], strike(lambda name: self._note_hit(fault, name))))
+
+    def _heal(self, point: str) -> None:
+        """What belongs to a window ends with it."""
+        if point.startswith(("window:", "edge:")):
+            window = point.partition(".")[0]
+            for one in [one for one in self._injuries if one[0] != window]:
+                one[1].end()
+                self._injuries.remove(one)
+
+    def _note_hit(self, fault: Fault, name: str) -> None:
+        """What a fault struck, so that a diagnosis can be held against it."""
+        if self._hits is not None:
+            self._hits.parent.mkdir(parents=True, exist_ok=True)
+            with self._hits.open("a") as out:
+                out.write(json.dumps({**fault.to_json(), "hit": name}) + "\n")
 
     def _remember(self, fault: Fault) -> None:
         """A drill must know that the run died of what was planned, not of something else."""
@@ -168,14 +216,18 @@ def fired(trace: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in record.read_text().splitlines()] if record.exists() else []
 
 
+def hits(trace: Path) -> list[dict[str, Any]]:
+    """What faults of the model struck, in order: the fault, and the name of the parameter or module."""
+    record = trace / HITS
+    return [json.loads(line) for line in record.read_text().splitlines()] if record.exists() else []
+
+
 def _commit(fault: Fault) -> None:
     deed = fault.deed
     if deed is Deed.MARK:
         return
     if deed is Deed.STALL:
         time.sleep(fault.seconds)
-    elif deed is Deed.NON_FINITE:
-        _spoil_next_forward()
     elif deed in (Deed.TERM_LAUNCHER, Deed.KILL_LAUNCHER):
         os.kill(os.getppid(), signal.SIGTERM if deed is Deed.TERM_LAUNCHER else signal.SIGKILL)
     else:
@@ -185,17 +237,7 @@ def _commit(fault: Fault) -> None:
 _OWN_SIGNAL: Final = {Deed.KILL: signal.SIGKILL, Deed.TERM: signal.SIGTERM, Deed.INTERRUPT: signal.SIGINT}
 
 
-def _spoil_next_forward() -> None:
-    """The first module to give a floating tensor gives NaN instead, once: what an overflow in a batch looks like."""
-    import torch  # a fault plan is read where torch is loaded anyway; the module itself needs none
-
-    def spoil(module: torch.nn.Module, inputs: Any, output: Any) -> Any:
-        if not isinstance(output, torch.Tensor) or not output.is_floating_point():
-            return None
-        hook.remove()
-        return output * float("nan")
-
-    hook = torch.nn.modules.module.register_module_forward_hook(spoil)
+_STRIKES: Final = {Deed.NON_FINITE: "not_a_number", Deed.POISON: "poison", Deed.FLIP: "flip_bit"}
 
 
 class PlannedFiles(Files):

@@ -103,7 +103,7 @@ def test_a_rank_that_is_not_there_is_refused() -> None:
 
 
 def test_a_bad_batch_is_there_for_the_twin_too() -> None:
-    assert [fault.deed for fault in standing_faults(Scenario.FAULTS, Wish())] == [Deed.NON_FINITE]
+    assert [fault.deed for fault in standing_faults(Scenario.FAULTS, Wish())] == [Deed.NON_FINITE, Deed.POISON]
     assert standing_faults(Scenario.CONTINUITY, Wish()) == ()
 
 

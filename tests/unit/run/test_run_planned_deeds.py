@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from samerun.errors import StorageError
-from samerun.run.faults import Deed, Fault, FaultPlan, FaultPoints, PlannedFiles, fired
+from samerun.run.faults import Deed, Fault, FaultPlan, FaultPoints, PlannedFiles, fired, hits
 from samerun.storage.local import Local
 
 
@@ -35,11 +35,51 @@ def test_a_stall_takes_its_time() -> None:
     assert time.monotonic() - began >= 0.05
 
 
-def test_a_non_finite_batch_spoils_one_forward_and_no_other() -> None:
+def test_a_non_finite_batch_spoils_its_window_and_no_other(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1))
-    points(planned("edge:3", Deed.NON_FINITE)).at("edge:3")
-    assert model(torch.ones(2, 3)).isnan().all()
+    plan = points(planned("window:3.microbatch:0", Deed.NON_FINITE), trace=tmp_path)
+    plan.at("window:3.microbatch:0")
+    for _ in range(2):  # also for whoever computes it again
+        assert model(torch.ones(2, 3)).isnan().all()
+    plan.at("window:4.microbatch:0")
     assert model(torch.ones(2, 3)).isfinite().all()
+    assert [hit["hit"] for hit in hits(tmp_path)] == ["0"]
+
+
+def test_a_poisoned_batch_is_thirty_times_too_much_until_its_window_is_over(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1))
+    sound = model(torch.ones(2, 3))
+    plan = points(planned("window:3.microbatch:0", Deed.POISON), trace=tmp_path)
+    plan.at("window:3.microbatch:0")
+    assert torch.equal(model(torch.ones(2, 3)), sound * 30)
+    plan.at("window:3.step")
+    assert torch.equal(model(torch.ones(2, 3)), sound * 30)
+    plan.at("edge:4")
+    assert torch.equal(model(torch.ones(2, 3)), sound)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_one_bit_of_one_parameter_flips_once_and_is_named(tmp_path: Path, dtype: torch.dtype) -> None:
+    model = nn.Sequential(nn.ReLU(), nn.Linear(3, 3), nn.Linear(3, 1)).to(dtype)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    plan = points(planned("window:3.microbatch:0", Deed.FLIP), trace=tmp_path)
+    plan.at("window:3.microbatch:0")
+    for _ in range(2):
+        model(torch.ones(2, 3, dtype=dtype))
+    differing = [(a != b).sum().item() for a, b in zip(before, model.parameters(), strict=True)]
+    assert differing == [1, 0, 0, 0]
+    assert [hit["hit"] for hit in hits(tmp_path)] == ["1.weight"]
+
+
+def test_a_slow_rank_is_slow_in_every_microbatch_from_then_on() -> None:
+    plan = points(planned("window:3.microbatch:1", Deed.SLOW, seconds=0.02))
+    began = time.monotonic()
+    plan.at("window:3.microbatch:0")
+    plan.at("window:3.microbatch:1")  # from the next one on
+    assert time.monotonic() - began < 0.02
+    plan.at("window:3.step")
+    plan.at("window:4.microbatch:0")
+    assert time.monotonic() - began >= 0.02
 
 
 def save(storage: Local, name: str) -> None:

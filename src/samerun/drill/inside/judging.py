@@ -10,11 +10,12 @@ lost work    all the same, but a start resumed from less than what had been save
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 from samerun.drill.damage import Damaged
+from samerun.drill.inside.diagnosis import Diagnosis
 from samerun.drill.judgement import Judgement, Kind
 from samerun.drill.traces import First, Line
 from samerun.drill.verdict import Verdict, compare
@@ -41,9 +42,14 @@ class Evidence:
     tolerance: float | None = None
     """Across numbers of ranks: how far final tensors may be apart; None: bitwise."""
     notes: Sequence[str] = ()
+    diagnoses: Sequence[Diagnosis] = ()
+    abandoned: Mapping[int, int] = field(default_factory=dict)
+    """Attempt that ended with a rewind → the window it went back to: what it did after that is not the run's."""
 
 
 def judge(evidence: Evidence) -> Judgement:
+    kept = [line for line in evidence.run if line.window <= evidence.abandoned.get(line.attempt, line.window)]
+    evidence = replace(evidence, run=kept)
     verdict = compare(
         list(evidence.twin),
         list(evidence.run),
@@ -55,27 +61,34 @@ def judge(evidence: Evidence) -> Judgement:
         verdict, more = _across_topologies(verdict, evidence, evidence.tolerance)
         notes += more
     wrong = [*_loaded_damage(evidence), *_not_skipped(evidence)]
-    lost = lost_updates(evidence.events, evidence.damaged, evidence.warned_windows or {})
+    lost = lost_updates(evidence.events, evidence.damaged, evidence.warned_windows or {}, evidence.abandoned)
+    unnamed = any(not diagnosis.is_named for diagnosis in evidence.diagnoses)
     return Judgement(
-        kind=_kind(verdict, is_wrong=bool(wrong), lost=lost),
+        kind=_kind(verdict, is_wrong=bool(wrong), lost=lost, unnamed=unnamed),
         components=verdict.components,
         cause=verdict.cause,
         lost_updates=lost,
         notes=[*notes, *wrong],
+        diagnoses=[diagnosis.to_json() for diagnosis in evidence.diagnoses],
     )
 
 
-def _kind(verdict: Verdict, *, is_wrong: bool, lost: int) -> Kind:
+def _kind(verdict: Verdict, *, is_wrong: bool, lost: int, unnamed: bool) -> Kind:
     differing = {name for name, first in verdict.components.items() if first is not None}
     if is_wrong or differing & EXACT or set(verdict.cause) - _DRAWS:
         return Kind.WRONG
     if differing or verdict.cause:
         return Kind.DRIFT
+    if unnamed:
+        return Kind.NOT_NAMED
     return Kind.LOST_WORK if lost else Kind.SAME
 
 
 def lost_updates(
-    events: Sequence[Mapping[str, Any]], damaged: Sequence[Damaged], warned_windows: Mapping[int, int]
+    events: Sequence[Mapping[str, Any]],
+    damaged: Sequence[Damaged],
+    warned_windows: Mapping[int, int],
+    abandoned: Mapping[int, int] | None = None,
 ) -> int:
     """Updates that starts did again although a sound checkpoint held them, or there was warning enough to save them."""
     bad = {one.checkpoint for one in damaged}
@@ -83,6 +96,9 @@ def lost_updates(
     attempt: int | None = None
     for event in events:
         if event["event"] == "saved" and event["checkpoint"] not in bad:
+            windows = int(event["progress"]["windows"])
+            if attempt is not None and windows > (abandoned or {}).get(attempt, windows):
+                continue  # given up on purpose
             saved = max(saved, int(event["progress"]["updates"]))
         elif event["event"] == "started":
             progress = event["progress"]

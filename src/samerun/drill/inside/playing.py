@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from samerun.drill.processes import Blow, Ended
 from samerun.drill.starting import Stage, why_it_failed
 from samerun.drill.traces import updates_done
 from samerun.errors import ExitCode
+from samerun.health.records.event import read_records
 from samerun.run.faults import Fault, FaultPlan, fired
 
 RUN = "run"
@@ -65,6 +66,7 @@ def play(
     trace: Path,
     leave_out: Sequence[str] = (),
     standing: tuple[Fault, ...] = (),
+    health: Mapping[str, Any] | None = None,
     on_progress: OnProgress,
     course: Course,
 ) -> Problem | None:
@@ -73,7 +75,9 @@ def play(
         if chapter.damage is not None:
             course.damaged.append(damage_newest(stage.run, chapter.damage))
             course.told.append(course.damaged[-1].what)
-        plan = FaultPlan(trace=trace, leave_out=tuple(leave_out), faults=(*standing, *chapter.faults))
+        plan = FaultPlan(
+            trace=trace, leave_out=tuple(leave_out), faults=(*standing, *chapter.faults), health=health or {}
+        )
         before = len(fired(trace))
         ended = stage.start(
             RUN,
@@ -104,6 +108,21 @@ def started_events(run: Path) -> list[dict[str, Any]]:
 def journal(run: Path) -> list[dict[str, Any]]:
     """Every event of every attempt, in order."""
     return [event for file in sorted((run / "journal").glob("*.jsonl")) for event in read_events(file)]
+
+
+def findings(run: Path) -> list[tuple[int, dict[str, Any]]]:
+    """(rank, event) of everything that one rank alone saw, in every attempt."""
+    files = sorted((run / "health").glob("*/rank-*.findings.jsonl"))
+    return [
+        (int(file.name.split(".")[0].removeprefix("rank-")), event) for file in files for event in read_events(file)
+    ]
+
+
+def window_seconds(run: Path) -> float:
+    """The median time of a window of rank 0's first attempt; 0 where it left no records."""
+    file = run / "health" / "000001" / "rank-00000.windows.jsonl"
+    seconds = sorted(record.window_seconds for record in read_records(file).records) if file.exists() else []
+    return seconds[len(seconds) // 2] if seconds else 0.0
 
 
 def start_record(event: dict[str, Any]) -> dict[str, Any]:

@@ -22,6 +22,10 @@ class TwinFacts:
 
     num_windows: int
     num_ranks: int
+    is_replicated: bool = False
+    """Whether DDP holds a copy on every rank."""
+    is_sharded: bool = False
+    window_seconds: float = 0.0
 
 
 def parse_point(text: str, *, rank: int, deed: Deed = Deed.KILL) -> Fault:

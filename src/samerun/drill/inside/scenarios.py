@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final
+from typing import Any, Final
 
 from samerun.drill.damage import Damage
 from samerun.drill.inside.chapters import LAST, Chapter
+from samerun.drill.inside.diagnosis import REPORT_WINDOWS, SPIKE_WINDOW, checksum_windows, strikes
 from samerun.drill.inside.points import TwinFacts, parse_point, seeded_points, spread_windows
 from samerun.drill.processes import Blow
 from samerun.errors import UsageError
@@ -53,8 +54,21 @@ def chapters(scenario: Scenario, wish: Wish, facts: TwinFacts) -> list[Chapter]:
 
 def standing_faults(scenario: Scenario, wish: Wish) -> tuple[Fault, ...]:
     """Faults that belong to the training itself, in every start and in the twin: a bad batch is there for both."""
-    bad_batch = Fault(at=f"window:{BAD_WINDOW}.microbatch:0", rank=wish.rank, deed=Deed.NON_FINITE)
-    return (bad_batch,) if scenario is Scenario.FAULTS else ()
+    if scenario is not Scenario.FAULTS:
+        return ()
+    return (
+        Fault(at=f"window:{BAD_WINDOW}.microbatch:0", rank=wish.rank, deed=Deed.NON_FINITE),
+        Fault(at=f"window:{SPIKE_WINDOW}.microbatch:0", rank=wish.rank, deed=Deed.POISON),
+    )
+
+
+def health_of(scenario: Scenario, facts: TwinFacts | None) -> dict[str, Any]:
+    """What the run is to watch: in the twin (no facts yet) as much as later, but it does nothing about it."""
+    if scenario is not Scenario.FAULTS:
+        return {}
+    if facts is None:
+        return {"mode": "observe"}
+    return {"mode": "act", "report_windows": REPORT_WINDOWS, "checksum_windows": checksum_windows(facts)}
 
 
 def _last(scenario: Scenario, wish: Wish) -> Chapter:
@@ -133,7 +147,9 @@ def _faults(wish: Wish, facts: TwinFacts) -> list[Chapter]:
     slow = Fault(at="save:op:0", rank=0, deed=Deed.SLOW_DISK, from_window=1, seconds=_SLOW_SECONDS)
     full = Fault(at=f"save:op:{_FULL_DISK_AT}", rank=0, deed=Deed.FULL_DISK, from_window=full_at)
     kill = Fault(at=f"window:{slow_at}.step", rank=0, deed=Deed.KILL)
+    struck = Chapter(title="a slow rank, a flipped bit in one replica", faults=strikes(facts))
     return [
+        *([struck] if struck.faults else []),
         Chapter(title="a straggling rank, SIGKILL", faults=(stall, kill)),
         Chapter(title="the disk is full", faults=(full,)),
         Chapter(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,7 @@ def open_attempt(config: RunConfig, stop: StopFlag) -> Attempt:
 
 def _open(config: RunConfig, stop: StopFlag, launcher: Launcher, topology: Topology, group: Group) -> Attempt:
     plan = FaultPlan.parse(environ.fault_plan_text())
+    config = replace(config, health=config.health.overridden(plan.health))
     live = Live()
     faults = FaultPoints(plan, rank=group.rank, window=lambda: int(live.progress.windows))
     engine = _engine(config, topology, live)
