@@ -58,4 +58,5 @@ def typed(tree: dict[str, Any], kind: type[T], *, where: str) -> T:
     try:
         return msgspec.convert(tree, kind, strict=True)
     except (msgspec.ValidationError, ValueError, OverflowError) as error:
-        raise SchemaError(f"{where}: {error}") from error
+        text = str(error)  # quotes names out of the file, however long they are
+        raise SchemaError(f"{where}: {text if len(text) <= 400 else f'{text[:300]} … {text[-99:]}'}") from error

@@ -25,6 +25,8 @@ def read_index(storage: Storage, manifest: Manifest, rank: int) -> Index:
         data = storage.get(key, max_bytes=schema.MAX_DOCUMENT_BYTES).data
     except NotFoundError as error:
         raise DamagedError(f"{key}: missing; the manifest names it with {file.num_bytes} bytes") from error
+    if len(data) != file.num_bytes:
+        raise DamagedError(f"{key}: {len(data)} bytes, the manifest says {file.num_bytes}; the file was cut or changed")
     found = hashlib.sha256(data).hexdigest()
     if found != file.sha256:
         raise DamagedError(f"{key}: SHA-256 is {found}, the manifest says {file.sha256}; the file is damaged")
