@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import warnings
 from pathlib import Path
 from typing import Any
@@ -274,6 +276,50 @@ def one_rank_fails(path: str) -> str:
     except OSError as error:
         return f"{error.errno}"
     return "saved"
+
+
+class KilledWriter(Writer):
+    """Kills rank 1 once its files are there and before it can report them."""
+
+    def write_data(self, plan: Any, planner: Any) -> Any:
+        future = super().write_data(plan, planner)
+        if dist.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return future
+
+
+def killed_in_a_save(path: str, report: str) -> None:
+    """A rank that is killed cannot answer, so the other one tells a file."""
+    try:
+        with real_errors():
+            dcp.save(tensors([2], "0"), storage_writer=KilledWriter(path), planner=SavePlanner())
+        Path(report).write_text("saved")
+    except BaseException as error:  # noqa: BLE001  # whatever it is, the test judges it
+        Path(report).write_text(f"{type(error).__name__}: {error}")
+
+
+def keys_in_another_order(path: str) -> list[str]:
+    """Parts whose `load_state_dict` is collective: each rank names them in an order of its own."""
+    told: list[str] = []
+
+    class Part:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def state_dict(self) -> dict[str, Any]:
+            return {}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            names: list[Any] = [None] * dist.get_world_size()
+            dist.all_gather_object(names, self.name)
+            told.extend(sorted(set(names)))
+
+    parts = [(name, Part(name)) for name in ("a", "b", "c")]
+    state = dict(parts if dist.get_rank() == 0 else reversed(parts))
+    with real_errors():
+        dcp.save(state, storage_writer=Writer(path), planner=SavePlanner())
+        dcp.load(state, storage_reader=Reader(path), planner=LoadPlanner())
+    return told
 
 
 def asynchronous(path: str, process: bool) -> list[str]:
