@@ -23,7 +23,7 @@ MICRO_BATCH, WIDTH, CLASSES = 8, 64, 10
 
 def make() -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(WIDTH, 256), nn.Tanh(), nn.Linear(256, CLASSES)).double()
+    return nn.Sequential(nn.Linear(WIDTH, 96), nn.Tanh(), nn.Linear(96, CLASSES)).double()
 
 
 def batch(number: int) -> tuple[torch.Tensor, torch.Tensor]:
