@@ -31,10 +31,21 @@ if fault == "daemon":
 if fault == "outside":
     Path("stray.json").write_text("{}")
 
+
+def readable(file: Path) -> bool:
+    """Whether a careful trainer would go on from it."""
+    try:
+        return file.exists() and {"step", "rng"} <= set(json.loads(file.read_text()))
+    except ValueError:
+        return False
+
+
 state_file, log_file = options.out / "state.json", options.out / "steps.jsonl"
 generator = random.Random(None if fault == "unseeded" else 7)
 state = {"step": 0, "position": 0, "weights": [0.0, 0.5], "lr": 0.1}
-if state_file.exists():
+if fault == "careful" and not readable(state_file):
+    state_file = options.out / "before.json"
+if state_file.exists() and (fault != "careful" or readable(state_file)):
     if fault in ("crashes", "hangs"):
         sys.exit("cannot resume") if fault == "crashes" else signal.pause()
     saved = json.loads(state_file.read_text())
@@ -46,9 +57,11 @@ if state_file.exists():
 
 def save() -> None:
     version, words, gauss = generator.getstate()
-    temporary = options.out / "state.tmp"
+    temporary, newest = options.out / "state.tmp", options.out / "state.json"
     temporary.write_text(json.dumps({**state, "rng": [version, list(words), gauss]}))
-    temporary.rename(state_file)
+    if fault == "careful" and readable(newest):
+        newest.rename(options.out / "before.json")
+    temporary.rename(newest)
 
 
 if fault == "saves-on-term":
@@ -75,4 +88,5 @@ while state["step"] < options.steps:
     time.sleep(options.seconds)
 if fault != "never-saves":
     save()
+(options.out / "before.json").unlink(missing_ok=True)
 (options.out / "final.json").write_text(json.dumps(state))

@@ -109,6 +109,35 @@ def test_sigterm_that_is_not_answered_by_a_save_is_lost_work(tmp_path: Path) -> 
     assert drilled(tmp_path / "saves", "--fault", "saves-on-term", scenario=Scenario.PREEMPT).kind is Kind.SAME
 
 
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        Scenario.DAMAGE,
+        pytest.param(Scenario.CRASH, marks=pytest.mark.soak),
+        pytest.param(Scenario.FAULTS, marks=pytest.mark.soak),
+    ],
+)
+def test_every_scenario_that_makes_sense_from_outside(tmp_path: Path, scenario: Scenario) -> None:
+    """The trainer renames whole files, keeps two, and passes over one that does not parse: it comes through all."""
+    judgement = drilled(tmp_path, "--fault", "careful", "--steps", "40", when=When(seed=1), scenario=scenario)
+    assert judgement.kind in (Kind.SAME, Kind.LOST_WORK), judgement
+    told = json.loads((tmp_path / "drill.json").read_text())
+    assert len(told["interruptions"]) >= 2, told
+    if scenario is Scenario.DAMAGE:
+        assert "one bit flipped in the middle" in " ".join(told["interruptions"])
+
+
+def test_all_ways_to_stop_from_outside(tmp_path: Path) -> None:
+    judgement = drilled(
+        tmp_path, "--fault", "saves-on-term", "--steps", "60", when=When(seed=1), scenario=Scenario.PREEMPT
+    )
+    assert judgement.kind is Kind.SAME, judgement
+    told = json.loads((tmp_path / "drill.json").read_text())
+    said = " ".join(told["interruptions"])
+    for way in ("process group after", "one rank alone", "at once after it", "own process alone", "at file event"):
+        assert way in said, told["interruptions"]
+
+
 def test_a_script_that_is_not_deterministic_is_measured_by_its_twins(tmp_path: Path) -> None:
     judgement = drilled(tmp_path, "--fault", "unseeded", "--forget", "rng")
     assert "not deterministic: loss" in " ".join(judgement.notes)
@@ -182,7 +211,7 @@ def test_file_events_and_times_interrupt_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"scenario": Scenario.DAMAGE}, "damage needs points inside it"),
+        ({"scenario": Scenario.TOPOLOGY}, "topology needs {nproc} in it"),
         ({"wish": Wish(points=("window:3",))}, "no point in it"),
         ({"leave_out": ("rng",)}, "nothing can be left out"),
         ({"command": Command(words=[sys.executable, "-c", "pass"])}, "say where it writes"),

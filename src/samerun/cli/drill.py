@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from samerun.core.component import COMPONENTS
 from samerun.errors import UsageError
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def drill(
     folder: Annotated[Path | None, typer.Option("--dir", help="Where the command writes, if not to {out}.")] = None,
     log: Annotated[Path | None, typer.Option(help="Its log with a row per step (JSONL, CSV), in that folder.")] = None,
     leave_out: Annotated[
-        list[str] | None, typer.Option("--break", help="Leave this out of every resume; must end in exit 3.")
+        list[str] | None, typer.Option("--break", help="Leave this component out of every resume: exit must be 3.")
     ] = None,
     tolerance: Annotated[float, typer.Option(help="Across numbers of ranks.")] = 1e-4,
     timeout: Annotated[float, typer.Option(help="Seconds that one start may take.")] = 600.0,
@@ -60,6 +61,9 @@ def drill(
     from samerun.drill.outside.triggers import When
     from samerun.drill.starting import Command
 
+    for name in leave_out or ():
+        if not re.fullmatch(r"[A-Za-z_][\w.-]*", name):
+            raise UsageError(f"--break {name!r} is no name of a component: {', '.join(COMPONENTS)}, or one of your own")
     scenario, command = _split(words)
     seconds = tuple(float(match.group(1)) for point in at or () if (match := _SECONDS.fullmatch(point)))
     points = tuple(point for point in at or () if not _SECONDS.fullmatch(point))

@@ -44,6 +44,19 @@ def machine_facts(launcher: Launcher, *, folder: Path | None) -> list[Fact]:
     return facts if folder is None else [*facts, _free_space(folder)]
 
 
+def resident_bytes() -> tuple[int, int] | None:
+    """(now, highest so far) of this process's memory; None where there is no /proc."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return None
+    kib = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines) if name in _SIZES}
+    return kib["VmRSS"] * 1024, kib["VmHWM"] * 1024
+
+
+_SIZES: Final = frozenset({"VmRSS", "VmHWM"})
+
+
 def _package(name: str, *, needed: bool) -> Fact:
     try:
         return Fact(name=name, good=True, detail=version(name))

@@ -11,7 +11,7 @@ import json
 import shlex
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,11 +23,11 @@ from samerun.drill.inside.points import TwinFacts, parse_point
 from samerun.drill.inside.scenarios import BAD_WINDOW, Scenario, Wish, chapters, health_of, standing_faults
 from samerun.drill.judgement import Judgement, Kind, Told
 from samerun.drill.outside import playing as outside
+from samerun.drill.outside.acts import Observed
 from samerun.drill.outside.strays import Snapshot, snapshot, strays
 from samerun.drill.outside.triggers import When
-from samerun.drill.processes import Blow, Ended
-from samerun.drill.starting import Command, Stage, why_it_failed
-from samerun.drill.traces import Line, read_traces, updates_done
+from samerun.drill.starting import NPROC, Command, Stage, why_it_failed
+from samerun.drill.traces import Line, in_order, read_traces, updates_done
 from samerun.errors import UsageError
 from samerun.health.rollback.story import stories
 from samerun.ranks.topology import Wrapping
@@ -35,8 +35,8 @@ from samerun.run.faults import FaultPlan, fired, hits
 from samerun.storage.opening import open_storage
 
 TWIN: Final = "twin"
-_OUTSIDE: Final = {Scenario.CONTINUITY: Blow.KILL, Scenario.PREEMPT: Blow.TERM}
-"""What can be done to a command without points inside."""
+_WATCHING: Final = frozenset({Scenario.CRASH, Scenario.PREEMPT})
+"""Scenarios that strike a command from outside at changes of its files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +96,7 @@ def _drilled(
     trace = stage.place / f"{TWIN}-trace"
     here, but = Path.cwd(), [stage.place, stage.out]
     before = snapshot(here, but=but)
-    watched = outside.WatchedTwin(order.when.watch)
+    watched = outside.WatchedTwin(order.when.watch, stage.out)
     plan = FaultPlan(
         trace=trace,
         faults=standing_faults(order.scenario, order.wish),
@@ -115,7 +115,7 @@ def _drilled(
         return Judgement(kind=Kind.CANNOT_TELL, problem=f"the command fails without any interruption: {why}")
     if uses_samerun:
         return _inside(order, stage, starts, told, on_progress)
-    return _outside(order, stage, first, watched.num_events, (here, but, before), starts, told, on_progress)
+    return _outside(order, stage, watched.seen(first), (here, but, before), starts, told, on_progress)
 
 
 def _inside(
@@ -127,6 +127,7 @@ def _inside(
             "compared at every edge; --on, --watch, --log and --at with seconds are for other commands"
         )
     twin = read_traces(stage.place / f"{TWIN}-trace")
+    _require_known(order.leave_out, twin)
     standing = standing_faults(order.scenario, order.wish)
     trace, course = stage.place / f"{playing.RUN}-trace", playing.Course()
     facts = _facts(twin, stage.run_of(TWIN))
@@ -164,6 +165,13 @@ def _inside(
     return judging.judge(evidence)
 
 
+def _require_known(leave_out: Sequence[str], twin: Sequence[Line]) -> None:
+    """A component that is not there cannot be left out: the control would prove nothing."""
+    known = in_order({name for line in twin for name in line.held})
+    if unknown := [name for name in leave_out if name not in known]:
+        raise UsageError(f"--break {unknown[0]}: this run has no such component; it has {', '.join(known)}")
+
+
 def _seen(run: Path, trace: Path) -> Seen:
     """What the run says of itself, and what was done to it."""
     return Seen(
@@ -196,15 +204,19 @@ def _facts(twin: Sequence[Line], run: Path) -> TwinFacts:
 def _outside(
     order: Order,
     stage: Stage,
-    first: Ended,
-    num_events: int,
+    seen: Observed,
     around: tuple[Path, Sequence[Path], Snapshot | None],
     starts: list[dict[str, Any]],
     told: list[str],
     on_progress: OnProgress,
 ) -> Judgement:
     _require_possible_from_outside(order)
-    look = outside.Look(when=order.when, blow=_OUTSIDE[order.scenario], log=order.log)
+    when = order.when
+    if order.scenario in _WATCHING and when.watch is None:
+        when = replace(when, watch=stage.out)
+    look = outside.Look(
+        scenario=order.scenario, when=when, sizes=order.wish.sizes, tolerance=order.tolerance, log=order.log
+    )
     course = outside.Course(starts=starts, interruptions=told)
     here, but, before = around
     changed = strays(before, snapshot(here, but=but))
@@ -212,13 +224,13 @@ def _outside(
         more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
         said = "files outside its folder changed while it ran, so phases may see each other"
         course.notes.append(f"{said}: {', '.join(changed[:3])}{more}")
-    return outside.play(stage, look, first, num_events, course, lambda phase: on_progress(phase, 0))
+    return outside.play(stage, look, seen, course, lambda phase: on_progress(phase, 0))
 
 
 def _require_possible_from_outside(order: Order) -> None:
     said = "this command left no run of samerun"
-    if order.scenario not in _OUTSIDE:
-        raise UsageError(f"{said}; {order.scenario.value} needs points inside it. Possible are: continuity, preempt")
+    if order.scenario is Scenario.TOPOLOGY and not any(NPROC in word for word in order.command.words):
+        raise UsageError(f"{said}; topology needs {{nproc}} in it: torchrun --nproc-per-node {{nproc}} …")
     if order.wish.points:
         raise UsageError(f"{said}, so --at {order.wish.points[0]} is no point in it; use --at 2.5s, --on or --watch")
     if order.leave_out:

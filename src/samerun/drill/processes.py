@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import signal
 import subprocess
 import time
@@ -23,6 +24,7 @@ from samerun.drill.output import KeptOutput
 
 _POLL_SECONDS: Final = 0.02
 _GRACE_SECONDS: Final = 5.0
+_STALL_SECONDS: Final = 2.0
 _TOKEN_VARIABLE: Final = "SAMERUN_DRILL_TOKEN"
 """Marks processes, and changes nothing: nobody reads it but the sweep below."""
 
@@ -31,6 +33,11 @@ class Blow(Enum):
     KILL = "SIGKILL to every process"
     TERM = "SIGTERM to the process group"
     TERM_THEN_KILL = "SIGTERM to the process group, SIGKILL at once after it"
+    TERM_RANK = "SIGTERM to one rank alone"
+    """The highest RANK among its processes; the command itself where none has one."""
+    KILL_MAIN = "SIGKILL to the command's own process alone"
+    """A launcher, where there is one: what it started is orphaned."""
+    STALL_THEN_KILL = "SIGSTOP for 2 s as a straggler, SIGCONT, SIGKILL 1 s later"
 
 
 class Interruption(Protocol):
@@ -73,10 +80,12 @@ def run_once(
     interruption: Interruption | None = None,
     grace_seconds: float = _GRACE_SECONDS,
     linger_seconds: float = 0.0,
+    max_file_bytes: int | None = None,
 ) -> Ended:
     """Starts `command`, interrupts it when that is due, waits for its end, leaves no process behind, whatever happens.
 
-    What it leaves behind has `linger_seconds` to end by itself before it is killed.
+    What it leaves behind has `linger_seconds` to end by itself before it is killed. `max_file_bytes`: writing beyond
+    that fails with EFBIG, as on a full disk.
     The command has no terminal and reads nothing. Raises OSError where it cannot be started at all.
     """
     began = time.monotonic()
@@ -90,19 +99,23 @@ def run_once(
         start_new_session=True,
     )
     assert process.stdout is not None
+    if max_file_bytes is not None:
+        with contextlib.suppress(ProcessLookupError):  # it has ended already
+            resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (max_file_bytes, max_file_bytes))
     output = KeptOutput(process.stdout, log, interruption.feed if interruption else lambda data: None)
     left: list[int] = []
     with _ended_output(output), _ended_group(process, token, left):
         output.start()
         deadline = began + timeout_seconds
         hit, ignored = False, False
+        poll_seconds = getattr(interruption, "poll_seconds", _POLL_SECONDS)
         while (code := process.poll()) is None and time.monotonic() < deadline:
             on_poll()
             if interruption is not None and not hit and interruption.is_due(time.monotonic() - began):
                 hit = True
                 ignored = _strike(process, token, interruption.blow, grace_seconds)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(_POLL_SECONDS)
+                process.wait(poll_seconds)
         _linger(token, linger_seconds)
     return Ended(
         exit_code=code,
@@ -116,9 +129,18 @@ def run_once(
 
 def _strike(process: subprocess.Popen[bytes], token: str, blow: Blow, grace_seconds: float) -> bool:
     """True when SIGTERM was answered by nothing for the whole grace."""
-    if blow is not Blow.KILL:
+    if blow is Blow.KILL_MAIN:
+        process.kill()
+        process.wait(_GRACE_SECONDS)
+        return False
+    if blow is Blow.STALL_THEN_KILL:
+        _stall(process, token)
+    elif blow is Blow.TERM_RANK:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(_highest_rank(token) or process.pid, signal.SIGTERM)
+    elif blow is not Blow.KILL:
         _signal_group(process, signal.SIGTERM)
-    if blow is Blow.TERM:
+    if blow in WARNINGS:
         try:
             process.wait(grace_seconds)
         except subprocess.TimeoutExpired:
@@ -127,7 +149,32 @@ def _strike(process: subprocess.Popen[bytes], token: str, blow: Blow, grace_seco
             return False
     _kill_all(process, token)
     process.wait(_GRACE_SECONDS)
-    return blow is Blow.TERM
+    return blow in WARNINGS
+
+
+WARNINGS: Final = frozenset({Blow.TERM, Blow.TERM_RANK})
+"""Blows after which there is time to save."""
+
+
+def _stall(process: subprocess.Popen[bytes], token: str) -> None:
+    stopped = _highest_rank(token) or process.pid
+    for number, seconds in ((signal.SIGSTOP, _STALL_SECONDS), (signal.SIGCONT, _STALL_SECONDS / 2)):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(stopped, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(seconds)
+
+
+def _highest_rank(token: str) -> int | None:
+    """The process of the command that a launcher gave the highest RANK; None where none has one."""
+    ranks: dict[int, int] = {}
+    for pid in _carriers(token):
+        with contextlib.suppress(OSError):
+            for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                name, _, value = entry.partition(b"=")
+                if name == b"RANK" and value.isdigit():
+                    ranks.setdefault(int(value), pid)
+    return ranks[max(ranks)] if ranks else None
 
 
 def _signal_group(process: subprocess.Popen[bytes], number: int) -> None:

@@ -102,6 +102,7 @@ class Stage:
         interruption: Interruption | None = None,
         on_poll: Callable[[], None] = lambda: None,
         orphans_stop: bool = False,
+        max_file_bytes: int | None = None,
     ) -> Ended:
         """UsageError where the command cannot be started at all.
 
@@ -126,6 +127,7 @@ class Stage:
                 interruption=interruption,
                 grace_seconds=self.command.grace_seconds,
                 linger_seconds=self.command.grace_seconds if orphans_stop else 0.0,
+                max_file_bytes=max_file_bytes,
             )
         except OSError as error:
             raise UsageError(f"{words[0]!r} cannot be started: {error}") from error

@@ -47,6 +47,8 @@ from samerun.step.parallel.agree import Agreed, Flags
 from samerun.step.schedule import step_schedulers
 from samerun.step.window import Window, WindowDropped
 
+EVALUATE: Final = "evaluate"
+"""A phase, and a point for planned faults."""
 _BEST: Final = "best"
 _MICROBATCH: Final = ".microbatch:"
 
@@ -218,6 +220,8 @@ class Attempt:
         self.stopping.spans.enter(phase)
         if self._health is not None:
             self._health.enter(phase, f"after window {int(self.progress.windows) - 1}")
+        if phase == EVALUATE:
+            self._parts.faults.at(EVALUATE)
 
     def failed(self, error: BaseException) -> None:
         """The loop ended by an exception, a stop included: what was seen last is kept."""

@@ -7,7 +7,8 @@
      "faults": [{"at": "window:13.microbatch:2", "rank": 1, "do": "kill", "from_window": 0}]}
 
 `at` names a point inside a run: `window:N.microbatch:M`, `window:N.step`, `edge:N`, `save:writing`, `save:manifest`,
-`save:committed`, `save:op:N` (before the N-th file operation that a save makes), `load`. `do` is one of
+`save:committed`, `save:op:N` (before the N-th file operation that a save makes), `load`,
+`evaluate`. `do` is one of
 
     kill, term, interrupt           a signal to this process
     mark                            nothing but the record; a drill that sees it acts from outside

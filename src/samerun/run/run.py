@@ -29,7 +29,7 @@ from samerun.plan.run import RunPlan
 from samerun.preempt.budget import Preemption
 from samerun.preempt.flag import SignalWatch, StopFlag
 from samerun.preempt.sources import SourceWatch
-from samerun.run.attempt import Attempt
+from samerun.run.attempt import EVALUATE, Attempt
 from samerun.run.config import RunConfig, as_mapping
 from samerun.run.ending import last_words
 from samerun.run.ending.stopping import warning_seconds
@@ -177,7 +177,7 @@ class Run:
         and tagged `best`. A ReduceLROnPlateau scheduler is stepped with the value. Collective.
         """
         attempt = self._opened()
-        attempt.enter("evaluate")
+        attempt.enter(EVALUATE)
         with preserved_rng(), torch.no_grad(), _in_eval_mode(self._config.models.values()):
             mine = float(measure())
         value = attempt.mean_over_ranks(mine)

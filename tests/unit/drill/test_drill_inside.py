@@ -10,7 +10,8 @@ import pytest
 
 from samerun.core.component import COMPONENTS
 from samerun.drill.damage import Damage, Damaged
-from samerun.drill.inside.judging import Evidence, judge, lost_updates
+from samerun.drill.drilling import _require_known
+from samerun.drill.inside.judging import Evidence, judge, lost_updates, restore_memory
 from samerun.drill.inside.points import TwinFacts, parse_point, seeded_points, spread_windows
 from samerun.drill.inside.scenarios import Scenario, Wish, chapters, standing_faults
 from samerun.drill.judgement import Kind
@@ -28,6 +29,7 @@ FACTS = TwinFacts(num_windows=40, num_ranks=2)
         ("window:13.microbatch:2", "window:13.microbatch:2", 0),
         ("window:13.step", "window:13.step", 0),
         ("edge:0", "edge:0", 0),
+        ("evaluate@4", "evaluate", 4),
         ("save:writing@9", "save:writing", 9),
         ("save:op:12", "save:op:12", 0),
         ("load", "load", 0),
@@ -39,7 +41,7 @@ def test_points_as_users_write_them(text: str, at: str, from_window: int) -> Non
 
 
 @pytest.mark.parametrize(
-    "text", ["", "window", "window:x", "window:1.batch:2", "save:wrote", "save:op", "evaluate", "13"]
+    "text", ["", "window", "window:x", "window:1.batch:2", "save:wrote", "save:op", "evaluated", "13"]
 )
 def test_what_names_no_point_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="names no point"):
@@ -186,3 +188,23 @@ def test_across_numbers_of_ranks_streams_are_not_compared_and_samples_are_exact(
     assert judged(resumed(rng="xnew"), tolerance=1e-4).kind is Kind.SAME
     assert judged(resumed(samples="xnew"), tolerance=1e-4).kind is Kind.WRONG
     assert judged([*resumed()[:-1], line(4, attempt=2, weights="xo")], tolerance=1e-4).kind is Kind.DRIFT
+
+
+def test_the_memory_of_a_restore_is_stated_for_each_start_that_restored() -> None:
+    mib = 1 << 20
+    events = [
+        {"event": "started", "attempt": 1, "checkpoint": None},
+        {"event": "memory", "ranks": [[[100, 100], [100, 100]]]},
+        {"event": "started", "attempt": 2, "checkpoint": "u4"},
+        {"event": "memory", "ranks": [[[300 * mib, 310 * mib], [340 * mib, 364 * mib]], [[200 * mib] * 2] * 2]},
+        {"event": "started", "attempt": 3, "checkpoint": "u6"},
+        {"event": "memory", "ranks": [[None, None]]},  # no /proc
+    ]
+    (line,) = restore_memory(events)
+    assert line.startswith("attempt 2 on 2 rank(s): at most 64") and "above 300" in line
+
+
+def test_what_is_not_there_cannot_be_left_out() -> None:
+    with pytest.raises(UsageError, match="--break momentum: this run has no such component; it has weights"):
+        _require_known(["weights", "momentum"], [Line(kind="edge", attempt=1, rank=0, window=0, update=0,
+                                                      held={"weights": {}}, saved=None)])  # fmt: skip

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
+from samerun.core.units import format_bytes
 from samerun.drill.damage import Damaged
 from samerun.drill.inside.diagnosis import Diagnosis
 from samerun.drill.judgement import Judgement, Kind
@@ -59,7 +60,7 @@ def judge(evidence: Evidence) -> Judgement:
     notes = list(evidence.notes)
     if evidence.tolerance is not None:
         verdict, more = _across_topologies(verdict, evidence, evidence.tolerance)
-        notes += more
+        notes += [*more, *restore_memory(evidence.events)]
     wrong = [*_loaded_damage(evidence), *_not_skipped(evidence)]
     lost = lost_updates(evidence.events, evidence.damaged, evidence.warned_windows or {}, evidence.abandoned)
     unnamed = any(not diagnosis.is_named for diagnosis in evidence.diagnoses)
@@ -108,6 +109,22 @@ def lost_updates(
             lost += max(0, behind, late)
             saved, attempt = int(progress["updates"]), event["attempt"]
     return lost
+
+
+def restore_memory(events: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A line for each start that restored: by how much its fullest rank's memory rose at the most while it did."""
+    lines, start = [], None
+    for event in events:
+        if event["event"] == "started":
+            start = event
+        elif event["event"] == "memory" and start is not None and start["checkpoint"] and None not in event["ranks"][0]:
+            rises = [(after[1] - before[0], before[0]) for before, after in event["ranks"]]
+            most, had = max(rises)
+            lines.append(
+                f"attempt {start['attempt']} on {len(rises)} rank(s): at most {format_bytes(max(0, most))} more memory "
+                f"a rank while restoring, above {format_bytes(had)}"
+            )
+    return lines
 
 
 def _loaded_damage(evidence: Evidence) -> list[str]:

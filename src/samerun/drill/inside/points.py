@@ -11,7 +11,7 @@ from samerun.errors import UsageError
 from samerun.run.faults import Deed, Fault
 
 _POINT: Final = re.compile(
-    r"(?P<point>window:\d+(\.microbatch:\d+|\.step)?|edge:\d+|save:(op:\d+|[a-z]+)|load)(@(?P<from>\d+))?"
+    r"(?P<point>window:\d+(\.microbatch:\d+|\.step)?|edge:\d+|save:(op:\d+|[a-z]+)|load|evaluate)(@(?P<from>\d+))?"
 )
 SAVE_POINTS: Final = ("save:staged", "save:writing", "save:shard", "save:index", "save:manifest", "save:committed")
 
@@ -36,7 +36,7 @@ def parse_point(text: str, *, rank: int, deed: Deed = Deed.KILL) -> Fault:
     if match is None or not known:
         raise UsageError(
             f"--at {text!r} names no point; write window:13, window:13.microbatch:2, window:13.step, edge:13, load, "
-            f"save:op:4 or one of {', '.join(SAVE_POINTS)}, each with @N to wait for window N"
+            f"evaluate, save:op:4 or one of {', '.join(SAVE_POINTS)}, each with @N to wait for window N"
         )
     if re.fullmatch(r"window:\d+", point):
         point += ".microbatch:0"

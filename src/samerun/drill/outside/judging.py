@@ -1,8 +1,8 @@
 """From differences to a verdict. Pure.
 
 hung, crashed            as they are
-wrong                    something exact differs (a counter, a shape, a text, a sample id), a learning rate does, or an
-                         update or a file of the twin is missing
+wrong                    something exact differs (a counter, a shape, a text, a sample id), a learning rate does, an
+                         update or a file of the twin is missing, or anything differs after its files were damaged
 drift                    only floating-point numbers differ, or random state
 lost work                all the same, but a start began over although earlier ones had done updates, or did updates
                          again after a SIGTERM, or nothing was ever saved before a kill
@@ -35,9 +35,10 @@ class Evidence:
     """Paths of everything that the twin's files hold."""
     last_step: int | None
     num_done_again: int | None
+    num_after_warning: int | None
+    """Of those, in starts that followed a SIGTERM with grace: there nothing needs to be done again."""
     began_over: bool
-    after_term: bool
-    """Whether the interruptions were SIGTERM with grace: then nothing needs to be done again."""
+    was_damaged: bool
     saved_before_kills: bool
     notes: Sequence[str]
 
@@ -48,6 +49,8 @@ def judge(evidence: Evidence) -> Judgement:
     notes = list(evidence.notes)
     if not evidence.saved_before_kills:
         notes.append("it had written no file before any of the interruptions: nothing could be resumed")
+    if kind is Kind.WRONG and evidence.was_damaged:
+        notes.append("what differs comes after damage to its files: it loaded damaged bytes without a word")
     if evidence.began_over:
         notes.append("a start began with the first update again")
     return Judgement(
@@ -61,11 +64,11 @@ def judge(evidence: Evidence) -> Judgement:
 
 def _kind(evidence: Evidence) -> Kind:
     found = [*evidence.files, *(step.difference for step in evidence.steps)]
-    if any(_is_wrong(difference) for difference in found):
+    if any(_is_wrong(difference) for difference in found) or (found and evidence.was_damaged):
         return Kind.WRONG
     if found:
         return Kind.DRIFT
-    redone = evidence.after_term and (evidence.num_done_again or 0) > 0
+    redone = (evidence.num_after_warning or 0) > 0
     if redone or evidence.began_over or not evidence.saved_before_kills:
         return Kind.LOST_WORK
     return Kind.SAME

@@ -24,6 +24,10 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+from safetensors import SafetensorError, safe_open
+
+from samerun.convert.torch_file import decode
+from samerun.errors import DamagedError
 
 Leaf = torch.Tensor | str | int | float | bool | None
 Leaves = Iterator[tuple[str, Leaf]]
@@ -35,6 +39,10 @@ _IGNORED_PREFIXES: Final = ("events.out.tfevents",)
 _CHUNK_BYTES: Final = 1 << 20
 _ZIP_END: Final = b"PK\x05\x06"
 _ZIP_END_BYTES: Final = 22
+
+
+_UNREADABLE: Final = (DamagedError, SafetensorError, ValueError, RecursionError, csv.Error)
+"""What a reader makes of a file that is not what its name says. A disk that fails, or a fault of ours, is an error."""
 
 
 class Digest(str):
@@ -65,8 +73,8 @@ def leaves(folder: Path, file: Path) -> dict[str, Leaf]:
     if read is not None:
         try:
             return {f"{file}/{key}" if key else str(file): leaf for key, leaf in read(path)}
-        except Exception:  # noqa: BLE001  # whatever a reader makes of it, its bytes can still be compared
-            pass
+        except _UNREADABLE:
+            pass  # its bytes can still be compared
     return {str(file): _digest(path)}
 
 
@@ -79,8 +87,6 @@ def _digest(path: Path) -> Digest:
 
 
 def _safetensors(path: Path) -> Leaves:
-    from safetensors import safe_open
-
     with safe_open(path, framework="pt") as opened:
         for key in opened.keys():  # noqa: SIM118  # not a dict
             yield key, opened.get_tensor(key)
@@ -88,7 +94,7 @@ def _safetensors(path: Path) -> Leaves:
 
 def _torch_save(path: Path) -> Leaves:
     with torch.serialization.safe_globals(_numpy_globals()):
-        value = torch.load(path, map_location="cpu", weights_only=True)
+        value = decode(path, path.name)
     yield from flatten(value, "")
 
 
@@ -100,8 +106,8 @@ def _distcp(path: Path) -> Leaves:
     while found >= 0:
         end = found + _ZIP_END_BYTES
         try:
-            value = torch.load(io.BytesIO(data[start:end]), map_location="cpu", weights_only=True)
-        except (RuntimeError, ValueError, OSError):
+            value = decode(io.BytesIO(data[start:end]), path.name)
+        except DamagedError:
             found = data.find(_ZIP_END, found + 1)
             continue
         yield from flatten(value, str(number))

@@ -40,14 +40,17 @@ def new_rows(before: Sequence[Row], after: Sequence[Row]) -> list[Row]:
     return list(after[kept:])
 
 
-def done_again(starts: Sequence[Sequence[Row]]) -> int | None:
-    """Updates that a later start logged although an earlier one had done them; None without numbered rows."""
+def done_again(starts: Sequence[Sequence[Row]], *, after: Sequence[bool] | None = None) -> int | None:
+    """Updates that a later start logged although an earlier one had done them; None without numbered rows.
+
+    `after` says of each start whether to count what the one after it did again; without it all count.
+    """
     highest, total, seen = None, 0, False
-    for rows in starts:
+    for number, rows in enumerate(starts):
         steps = by_step(rows)
         if steps:
             seen = True
-            if highest is not None:
+            if highest is not None and (after is None or after[number - 1]):
                 total += sum(1 for step in steps if step <= highest)
             highest = max(steps) if highest is None else max(highest, *steps)
     return total if seen else None

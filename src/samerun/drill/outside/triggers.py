@@ -89,6 +89,8 @@ class OnFileEvent:
     blow: Blow
     folder: Path
     number: int
+    poll_seconds: float = 0.002
+    """A save makes its files within milliseconds of each other."""
     _watch: FolderWatch | None = field(init=False, default=None)
 
     def feed(self, data: bytes) -> None:
@@ -112,6 +114,11 @@ class When:
     watch: Path | None = None
     num_kills: int = 2
     seed: int = 0
+
+    @property
+    def is_said(self) -> bool:
+        """Whether the user named points, rather than leaving them to be drawn."""
+        return bool(self.at_seconds or self.patterns)
 
 
 def triggers(when: When, *, blow: Blow, twin_seconds: float, twin_events: int) -> list[Interruption]:

@@ -13,6 +13,7 @@ from samerun.core.clock import SystemClock
 from samerun.core.component import COMPONENTS, Component
 from samerun.core.environ import Launcher
 from samerun.core.events import Journal
+from samerun.core.machine import resident_bytes
 from samerun.data.source import Replica
 from samerun.errors import SchemaError
 from samerun.health.attach import monitor_of, pass_over_quarantined
@@ -91,6 +92,7 @@ def _open(config: RunConfig, stop: StopFlag, launcher: Launcher, topology: Topol
     if group.rank == 0:
         last_words.introduce(launcher, config.path)
     journals = _Journals(config, group)
+    before = resident_bytes()
     started = start(
         store,
         group,
@@ -122,6 +124,7 @@ def _open(config: RunConfig, stop: StopFlag, launcher: Launcher, topology: Topol
         attempt.trace.restored(live.progress, components, started.saved_digests)
     _pass_over(attempt, config.source, place, group)
     _announce(attempt, config, topology, facts, lead=group.rank == 0)
+    attempt.journal.write("memory", ranks=group.gather([before, resident_bytes()]))  # before and after the restore
     _recall(attempt, journals.earlier(started.attempt))
     return attempt
 
