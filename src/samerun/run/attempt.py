@@ -1,6 +1,6 @@
 """One attempt: everything that exists between a run's start and its end in this process.
 
-edge:      trace → stop if agreed → save if due → stop if agreed meanwhile → end if the goal is reached
+edge:      trace → stop if agreed → a save that is over → save if due → stop if agreed meanwhile → end at the goal
 inside:    told to stop, and finishing no longer fits: all ranks drop the window before the same microbatch
 decided:   cursor, counters, history, learning rate; flags for the coming edge
 """
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, NoReturn
 
-from samerun.checkpoint import Store
+from samerun.checkpoint import Entry, Store
 from samerun.core.clock import Clock
 from samerun.core.component import Component
 from samerun.core.environ import Launcher
@@ -36,6 +36,7 @@ from samerun.run.faults import FaultPoints
 from samerun.run.goal import Goal
 from samerun.run.history import Coverage, Losses
 from samerun.run.samples import SampleLedger, open_samples
+from samerun.run.saving import Saving
 from samerun.run.starting.announce import say
 from samerun.run.starting.start import Started
 from samerun.run.trace import Trace
@@ -69,6 +70,8 @@ class Parts:
     config: RunConfig
     topology: Topology
     group: Group
+    background: Group | None
+    """The same ranks, for the thread of background saves alone."""
     store: Store
     engine: Engine
     components: Sequence[Component]
@@ -103,10 +106,6 @@ class Attempt:
             replicas=parts.topology.num_replicas,
             say=say,
         )
-        self._saved = parts.live.progress if started.checkpoint is not None else None
-        self._saved_name = started.checkpoint
-        self._saved_at = parts.clock.monotonic_seconds()
-        self._tags: list[str] = []
         self._agreed: Agreed | None = None
         self._stop_agreed = False
         self._stop_told = False
@@ -122,6 +121,14 @@ class Attempt:
         )
         own = [component for component in parts.components if isinstance(component, Extra)]
         self._midwindow = Midwindow(votes, parts.group, own, self.stopping)
+        self.saving = Saving(
+            parts,
+            started,
+            journal=journal,
+            samples=self._samples,
+            landed=self._landed,
+            enter=self.enter,
+        )
 
     @property
     def progress(self) -> Progress:
@@ -143,17 +150,20 @@ class Attempt:
             self._actor.heading_for(goal)
         if self._agreed is not None and self._agreed.num_abandon:
             self._leave_as_decided()
-            self._leave(self.stopping.abandoned(saved_name=self._saved_name))
+            self._leave(self.stopping.abandoned(saved_name=self.saving.durable_name))
         if self._is_stop_agreed() and not reached:
             self._stop()
+        self.saving.at_edge()
         if self._health is not None:
             self._health.edge(int(self.progress.windows))
         if reached:  # there is no further window that would carry the word
             self._leave_as_decided()
-        if self._is_save_due() or (reached and self._saved != self.progress) or self._tags:
-            self.save()
-            if not reached and self._is_stop_noticed():  # a save can take longer than the window that would follow
+        if self.saving.is_due() or (reached and self.saving.durable != self.progress):
+            self.saving.begin()
+            if not reached and self._is_stop_noticed():  # it may have waited for the save before
                 self._stop()
+        if reached:
+            self.saving.require_durable()
         self.say_budget()
         self._window_began = parts.clock.monotonic_seconds()
         self.stopping.spans.enter(WINDOW)
@@ -173,8 +183,8 @@ class Attempt:
     def evaluated(self, name: str, value: float, *, better: str | None) -> None:
         """Records an evaluation; an improvement is saved and tagged at the coming edge."""
         improved = self._parts.live.losses.evaluated(name, value, better=better, update=int(self.progress.updates))
-        if improved and _BEST not in self._tags:
-            self._tags.append(_BEST)
+        if improved and _BEST not in self.saving.tags:
+            self.saving.tags.append(_BEST)
         self.journal.write("evaluated", name=name, value=repr(value), improved=improved)
 
     def noise(self) -> NoiseEstimate:
@@ -194,7 +204,14 @@ class Attempt:
         """Whether this rank speaks for the run."""
         return self._parts.group.rank == 0
 
-    def close(self) -> None:
+    def close(self, error: BaseException | None) -> None:
+        """The end of the attempt, by `error` if there is one. Raises only where nothing else has ended it."""
+        try:
+            self.saving.close(error)
+        finally:
+            self._close()
+
+    def _close(self) -> None:
         if self._health is not None:
             self._health.close()
         self._midwindow.close()
@@ -202,6 +219,8 @@ class Attempt:
         self._samples.close()
         self.trace.close()
         self._parts.group.close()
+        if self._parts.background is not None and self.saving.is_idle:  # never under the feet of a thread that uses it
+            self._parts.background.close()
 
     def alive(self) -> bool:
         """A sign of life from a long section of the user's; whether this rank was told to stop."""
@@ -228,22 +247,11 @@ class Attempt:
         if self._health is not None:
             self._health.dump(f"{type(error).__name__}: {error}")
 
-    def save(self) -> None:
-        """Saves the state of this very moment and returns once it is durable. Collective."""
-        parts = self._parts
-        self.enter("save")
-        self._samples.sync()
-        facts = {**parts.facts, "run_id": self.started.run_id, "parent": self._saved_name}
-        state = {component.name: component.capture() for component in parts.components}
-        began = parts.clock.monotonic_seconds()
-        entry = parts.store.save(state, self.progress, facts=facts, tags=tuple(self._tags)).result()
-        self.journal.write("saved", checkpoint=entry.name, progress=self.progress.to_json(), tags=self._tags, sync=True)
-        self._saved, self._saved_name = self.progress, entry.name
-        self._saved_at = parts.clock.monotonic_seconds()
-        self.stopping.saves.add(self._saved_at - began)
+    def _landed(self, entry: Entry, seconds: float) -> None:
+        """A checkpoint of this attempt became durable, so many seconds after it was begun."""
+        self.stopping.saves.add(seconds)
         if self._actor is not None:
             self._actor.saved(entry)
-        self._tags = []
 
     def _decided(self, data: DataWindow, decision: Decision) -> None:
         parts, live, agreed = self._parts, self._parts.live, decision.agreed
@@ -275,6 +283,7 @@ class Attempt:
         self._agreed = agreed
         self._midwindow.decided()
         self.stopping.spans.enter("loop body")
+        self.saving.decided(agreed)
         if self._window_began is not None:
             self.stopping.windows.add(parts.clock.monotonic_seconds() - self._window_began)
 
@@ -298,18 +307,8 @@ class Attempt:
         return Flags(
             stop=self._parts.stop.is_set,
             abandon=self.stopping.must_abandon() or (self._actor is not None and self._actor.ending is not None),
-            save_due=self._parts.group.rank == 0 and self._has_save_time_come(),
+            **self.saving.flags(),
         )
-
-    def _is_save_due(self) -> bool:
-        if self._saved is None:
-            return True
-        agreed = self._agreed is not None and self._agreed.num_save_due > 0 and self._saved != self.progress
-        return agreed or self._parts.config.save_interval.has_crossed(self._saved, self.progress)
-
-    def _has_save_time_come(self) -> bool:
-        seconds = self._parts.config.save_interval.seconds
-        return seconds is not None and self._parts.clock.monotonic_seconds() - self._saved_at >= seconds
 
     def _is_stop_agreed(self) -> bool:
         """Whether all ranks know of a stop. The first edge asks by itself: loading and compiling can take long."""
@@ -323,12 +322,14 @@ class Attempt:
         return self._stop_agreed
 
     def _stop(self, *, dropped: str = "", why_not: str = "") -> NoReturn:
-        if not why_not and (self._saved != self.progress or self._tags) and self.stopping.decide() is Leave.SAVE:
-            self.save()
-        current = self._saved == self.progress
-        self._leave(
-            self.stopping.stopped(saved_name=self._saved_name, current=current, dropped=dropped, why_not=why_not)
-        )
+        saving = self.saving
+        is_settled = saving.settle(self.stopping.seconds_to_spare(), at_stop=True) if saving.is_in_flight else True
+        is_needed = is_settled and not why_not and (saving.durable != self.progress or bool(saving.tags))
+        if is_needed and self.stopping.decide() is Leave.SAVE:
+            saving.begin()
+            saving.settle()
+        current, name = saving.durable == self.progress, saving.durable_name
+        self._leave(self.stopping.stopped(saved_name=name, current=current, dropped=dropped, why_not=why_not))
 
     def _leave_dropped(self, slot: int) -> NoReturn:
         """Every rank is here, before the same microbatch; gradients are dropped, buffers put back."""

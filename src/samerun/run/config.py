@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 from torch import nn
@@ -22,6 +23,38 @@ from samerun.state.schedule import SchedulerLike
 from samerun.step.options import StepOptions
 
 
+class OnSaveError(Enum):
+    """What a failed save means for the training. Earlier checkpoints stay whole either way."""
+
+    STOP = "stop"
+    CONTINUE = "continue"
+
+    @classmethod
+    def parse(cls, value: str | OnSaveError) -> OnSaveError:
+        try:
+            return cls(value)
+        except ValueError:
+            raise UsageError(f"on_save_error={value!r}: write 'stop' or 'continue'") from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveOptions:
+    """When a run saves, how, and what a failure means."""
+
+    interval: SaveInterval
+    keep_last: int
+    background: bool
+    on_error: OnSaveError
+    max_staging_bytes: int | None
+    """The most that a rank may copy for a background save; a larger one is made in the foreground."""
+
+    def __post_init__(self) -> None:
+        if self.keep_last < 1:
+            raise UsageError(f"keep_last={self.keep_last}: at least one checkpoint is always kept")
+        if self.max_staging_bytes is not None and self.max_staging_bytes < 0:
+            raise UsageError(f"max_staging_bytes={self.max_staging_bytes}: write a number of bytes, or leave it out")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
     path: str
@@ -33,8 +66,7 @@ class RunConfig:
     identity: Mapping[str, Any]
     mesh: DeviceMesh | None
     step: StepOptions
-    save_interval: SaveInterval
-    keep_last: int
+    saves: SaveOptions
     waive: tuple[str, ...]
     preemption: Preemption
     plan: RunPlan | None
@@ -46,8 +78,6 @@ class RunConfig:
                 raise UsageError(f"extra={{{name!r}: …}}: the name is one of Run's own components; choose another")
             if "/" in name or not name:
                 raise UsageError(f"extra={{{name!r}: …}}: names may not be empty or contain '/'")
-        if self.keep_last < 1:
-            raise UsageError(f"keep_last={self.keep_last}: at least one checkpoint is always kept")
         known = {*COMPONENTS, *self.extra}
         if unknown := sorted(set(self.waive) - known):
             raise UsageError(f"waive={unknown}: no such component; this run has {', '.join(sorted(known))}")

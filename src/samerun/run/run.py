@@ -30,7 +30,7 @@ from samerun.preempt.budget import Preemption
 from samerun.preempt.flag import SignalWatch, StopFlag
 from samerun.preempt.sources import SourceWatch
 from samerun.run.attempt import EVALUATE, Attempt
-from samerun.run.config import RunConfig, as_mapping
+from samerun.run.config import OnSaveError, RunConfig, SaveOptions, as_mapping
 from samerun.run.ending import last_words
 from samerun.run.ending.stopping import warning_seconds
 from samerun.run.goal import Goal, SaveInterval
@@ -56,6 +56,12 @@ class Run:
     given to it (`extra=`), generators other than Python's, NumPy's and torch's global ones, and anything outside the
     process. `path` must be on storage that every rank sees.
 
+    Saves run beside training (`background=False`: in its way). Between an edge and `window.step()` a loop body must not
+    change weights or optimizer state in place: a save that is still copying them then notices, is thrown away and made
+    again at the next edge, and from then on copies before training goes on. A save that failed says so on every rank
+    at the next edge: `on_save_error="stop"` raises SaveFailedError there, "continue" trains on and saves again at the
+    next interval. `max_staging_bytes` bounds the memory for copies on each rank; a save that needs more waits.
+
     Raises Refused (exit 4) when the path holds another run, UsageError for options that cannot work.
     """
 
@@ -78,6 +84,9 @@ class Run:
         noise_every: int | None = None,
         save_every: str = "10 min",
         keep_last: int = 5,
+        background: bool = True,
+        on_save_error: str | OnSaveError = OnSaveError.STOP,
+        max_staging_bytes: int | None = None,
         waive: Sequence[str] = (),
         preemption: Preemption | None = None,
         plan: RunPlan | None = None,
@@ -100,8 +109,13 @@ class Run:
                 max_norm=max_norm,
                 noise_every=noise_every,
             ),
-            save_interval=SaveInterval.parse(save_every),
-            keep_last=keep_last,
+            saves=SaveOptions(
+                interval=SaveInterval.parse(save_every),
+                keep_last=keep_last,
+                background=background,
+                on_error=OnSaveError.parse(on_save_error),
+                max_staging_bytes=max_staging_bytes,
+            ),
             waive=tuple(waive),
             preemption=preemption or Preemption(),
             plan=plan,
@@ -144,7 +158,7 @@ class Run:
                 attempt.failed(error)
                 attempt.journal.write("left", error=repr(error), progress=attempt.progress.to_json())
         finally:
-            attempt.close()
+            attempt.close(error)
             self._attempt = None
             self._let_go(error, window=window)
 
@@ -178,6 +192,7 @@ class Run:
         """
         attempt = self._opened()
         attempt.enter(EVALUATE)
+        attempt.saving.fence()  # `measure` may well put averaged weights in for a while
         with preserved_rng(), torch.no_grad(), _in_eval_mode(self._config.models.values()):
             mine = float(measure())
         value = attempt.mean_over_ranks(mine)

@@ -7,7 +7,7 @@
     a bad loss anywhere      →  drop the gradients, leave the scaler alone            non_finite_loss
     a bad gradient anywhere  →  drop the gradients, scaler.update() halves the scale  non_finite_grad
     no weight anywhere       →  drop the gradients, leave the scaler alone            no_weight
-    otherwise                →  gradients of the token mean, clip, optimizer.step, scaler.update
+    otherwise                →  gradients of the token mean, clip, fence, optimizer.step, scaler.update
 
 With D replicas whose averaged gradients are g = (1/D)·Σ∇(loss_sum), the gradient of the mean over N tokens is g·D/N.
 """
@@ -58,6 +58,8 @@ class Engine:
         at_step = has_sums or len(optimizers) > 1
         self.sync = GradientSync(models, options.accumulate, at_step=at_step)
         self.noise = None if options.noise_every is None else NoiseProbe(options.noise_every, self.sync)
+        self.fence: Callable[[], None] = _nothing
+        """Returns once nobody reads what an update is about to change: a save may still be copying it."""
         hooks = before_update or {}
         self.updaters = {
             name: Updater(self, optimizer, before_update=hooks.get(name)) for name, optimizer in optimizers.items()
@@ -147,6 +149,7 @@ class Updater:
         norm = math.sqrt(agreed.squared_norm) * factor if reason is Reason.UPDATED else math.nan
         clip = clip_factor(norm, self._engine.options.max_norm)
         lr = agreed.lr
+        self._engine.fence()
         if reason is Reason.UPDATED:
             lr = self._before_update(agreed) if self._before_update is not None else lr
             multiply(gradients, factor * clip)
@@ -199,6 +202,10 @@ def clip_factor(norm: float, max_norm: float | None) -> float:
     if max_norm is None or not math.isfinite(norm):
         return 1.0
     return min(1.0, max_norm / (norm + _CLIP_EPSILON))
+
+
+def _nothing() -> None:
+    """No save runs beside these updates."""
 
 
 def _device_of(optimizers: Mapping[str, torch.optim.Optimizer]) -> torch.device:

@@ -13,6 +13,7 @@ from samerun.core.units import parse_seconds
 from samerun.errors import DoNotRestart, Stopped, StorageError
 from samerun.plan.availability.deadline import Outcome
 from samerun.preempt.budget import (
+    TEARDOWN_SECONDS,
     Leave,
     Preemption,
     Slowest,
@@ -102,6 +103,12 @@ class Stopping:
             save_seconds=max((s for s in self._group.gather(self.saves.seconds) if s is not None), default=None),
             margin_seconds=parse_seconds(self._preemption.margin),
         )
+
+    def seconds_to_spare(self) -> float | None:
+        """Collective: how long an earlier save may still be waited for; None where no rank knows a deadline."""
+        known = [seconds for seconds in self._group.gather(self.flag.seconds_left()) if seconds is not None]
+        needed = TEARDOWN_SECONDS + parse_seconds(self._preemption.margin)
+        return max(0.0, min(known) - needed) if known else None
 
     def budget_warning(self) -> str | None:
         """Once both times are known: what a stop needs and has, if a kill chain is. Said again when it gets worse."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from samerun.ranks.topology import Topology, topology_of
 from samerun.ranks.torch_group import TorchGroup
 from samerun.run.acting import Actor
 from samerun.run.attempt import Attempt, Live, Parts
-from samerun.run.config import RunConfig
+from samerun.run.config import RunConfig, SaveOptions
 from samerun.run.ending import last_words
 from samerun.run.ending.timings import last_timings
 from samerun.run.faults import FaultPlan, FaultPoints, PlannedFiles
@@ -61,15 +61,30 @@ def open_attempt(config: RunConfig, stop: StopFlag) -> Attempt:
     """Raises Refused before anything is touched, or returns a started attempt that stands at its first edge."""
     launcher = environ.launcher()
     topology = topology_of(config.models.values(), mesh=config.mesh, launcher=launcher)
-    group: Group = Solo() if topology.world_size == 1 else TorchGroup()
+    groups = _Groups(topology, config)
     try:
-        return _open(config, stop, launcher, topology, group)
+        return _open(config, stop, launcher, topology, groups)
     except BaseException:
-        group.close()
+        groups.close()
         raise
 
 
-def _open(config: RunConfig, stop: StopFlag, launcher: Launcher, topology: Topology, group: Group) -> Attempt:
+class _Groups:
+    """One for the run's own questions, one for the thread of its background saves. Collective to construct."""
+
+    def __init__(self, topology: Topology, config: RunConfig) -> None:
+        make: Callable[[], Group] = Solo if topology.world_size == 1 else TorchGroup
+        self.main = make()
+        self.background = make() if config.saves.background else None
+
+    def close(self) -> None:
+        self.main.close()
+        if self.background is not None:
+            self.background.close()
+
+
+def _open(config: RunConfig, stop: StopFlag, launcher: Launcher, topology: Topology, groups: _Groups) -> Attempt:
+    group = groups.main
     plan = FaultPlan.parse(environ.fault_plan_text())
     config = replace(config, health=config.health.overridden(plan.health))
     live = Live()
@@ -86,7 +101,8 @@ def _open(config: RunConfig, stop: StopFlag, launcher: Launcher, topology: Topol
     if config.plan is not None:
         facts["plan"] = to_json(config.plan)
     place = _place(config.path, plan, faults)
-    store = Store(place, group=group, keep_last=config.keep_last, at=faults.at)
+    store = _store(place, groups, config.saves, faults)
+    engine.fence = store.fence
     faults.at("load")
     waive = (*config.waive, *plan.leave_out)
     if group.rank == 0:
@@ -109,6 +125,7 @@ def _open(config: RunConfig, stop: StopFlag, launcher: Launcher, topology: Topol
         config=config,
         topology=topology,
         group=group,
+        background=groups.background,
         store=store,
         engine=engine,
         components=components,
@@ -267,6 +284,17 @@ class _Journals:
         if is_url(self._path):
             return StoredJournal(open_storage(self._path), attempt)
         return Journal(Path(self._path) / "journal" / f"{attempt:06d}.jsonl")
+
+
+def _store(place: Storage, groups: _Groups, saves: SaveOptions, faults: FaultPoints) -> Store:
+    return Store(
+        place,
+        group=groups.main,
+        keep_last=saves.keep_last,
+        at=faults.at,
+        background_group=groups.background,
+        max_staging_bytes=saves.max_staging_bytes,
+    )
 
 
 def _place(path: str, plan: FaultPlan, faults: FaultPoints) -> Storage:

@@ -7,7 +7,7 @@ halves. Bad losses are zeroed before the sum, since one NaN would poison it for 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Final
 
 import torch
@@ -29,6 +29,13 @@ class Flags:
     """This rank must not save any more: its launcher died, or a newer attempt exists."""
     save_due: bool = False
     """The time for a periodic save has come by this rank's clock; only one rank's clock is asked."""
+    save_over: bool = False
+    """The save in flight has come to its end on this rank, whatever it is."""
+    save_failed: bool = False
+    """It has failed."""
+
+
+_FLAGS: Final = tuple(field.name for field in fields(Flags))
 
 
 class Tally:
@@ -114,6 +121,8 @@ class Agreed:
     num_stop: int
     num_abandon: int
     num_save_due: int
+    num_save_over: int
+    num_save_failed: int
     noise: tuple[float, ...]
 
 
@@ -134,16 +143,14 @@ def agree(share: Share, local: Local, *, topology: Topology, device: torch.devic
         float(share.num_samples if leads else 0),
         float(share.coverage % _HALF if leads else 0),
         float(share.coverage // _HALF if leads else 0),
-        float(share.flags.stop),
-        float(share.flags.abandon),
-        float(share.flags.save_due),
+        *(float(getattr(share.flags, name)) for name in _FLAGS),
     ]
     known = [local.squared_norm, local.scale, *([] if local.lr is None else [local.lr])]
     values = _sum_and_read(numbers, known, alone=alone, device=device)
-    weight, loss_sum, *noise_sums, bad_losses, bad_norms, samples, low, high, stop, abandon, save_due = values[
-        : len(numbers)
-    ]
     squared_norm, scale, *lr = values[len(numbers) :]
+    first_flag = len(numbers) - len(_FLAGS)
+    flags = dict(zip(_FLAGS, values[first_flag : len(numbers)], strict=True))
+    weight, loss_sum, *noise_sums, bad_losses, bad_norms, samples, low, high = values[:first_flag]
     return Agreed(
         weight=weight,
         loss_sum=loss_sum,
@@ -154,9 +161,7 @@ def agree(share: Share, local: Local, *, topology: Topology, device: torch.devic
         lr=lr[0] if lr else None,
         num_samples=int(samples),
         coverage=(int(low) + int(high) * _HALF) % (_HALF * _HALF),
-        num_stop=int(stop),
-        num_abandon=int(abandon),
-        num_save_due=int(save_due),
+        **{f"num_{name}": int(count) for name, count in flags.items()},
         noise=tuple(noise_sums),
     )
 
