@@ -35,8 +35,8 @@ from samerun.run.ending.stopping import Stopping
 from samerun.run.faults import FaultPoints
 from samerun.run.goal import Goal
 from samerun.run.history import Coverage, Losses
-from samerun.run.samples import SampleLedger, open_samples
-from samerun.run.saving import Saving
+from samerun.run.keeping.samples import SampleLedger, open_samples
+from samerun.run.keeping.saving import Saving
 from samerun.run.starting.announce import say
 from samerun.run.starting.start import Started
 from samerun.run.trace import Trace

@@ -16,7 +16,7 @@ import samerun
 from samerun.core.clock import ManualClock
 from samerun.core.events import Journal
 from samerun.data.ledger import account
-from samerun.run.samples import SampleLedger, open_samples
+from samerun.run.keeping.samples import SampleLedger, open_samples
 from samerun.storage.journal import SAMPLES, StoredJournal, read_journal
 from samerun.storage.local import Local
 from samerun.storage.memory import Memory

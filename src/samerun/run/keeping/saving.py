@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from samerun.checkpoint.save.pending import Pending
     from samerun.core.events import Journal
     from samerun.run.attempt import Parts
-    from samerun.run.samples import SampleLedger
+    from samerun.run.keeping.samples import SampleLedger
     from samerun.run.starting.start import Started
     from samerun.step.parallel.agree import Agreed
 
