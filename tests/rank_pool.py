@@ -2,20 +2,23 @@
 
 `pool.run(3, "scenarios:train", path=…)` calls the function on ranks 0 to 2 of a fresh gloo group of three. A rank that
 raised answers with its error; a rank that died or hung is a failure of the test, which prints where each rank was, and
-the pool starts anew. The store that the ranks meet at is served by the pool itself: a file store is deleted by
-whichever rank leaves last by count, and a rank that is slow to leave then waits for the file.
+the pool takes new ranks. Ranks are forks of one process that has imported torch (tests/rank_worker.py). The store that
+they meet at is served by the pool itself: a file store is deleted by whichever rank leaves last by count, and a rank
+that is slow to leave then waits for the file.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-import selectors
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +37,42 @@ class RankError(Exception):
         self.text = text
 
 
+@dataclass
+class _Rank:
+    pid: int
+    tasks: socket.socket
+    received: bytearray = field(default_factory=bytearray)
+
+    def send(self, task: dict[str, Any]) -> None:
+        self.tasks.settimeout(None)
+        self.tasks.sendall(json.dumps(task).encode() + b"\n")
+
+    def read(self, rank: int, deadline: float) -> dict[str, Any]:
+        while b"\n" not in self.received:
+            self.tasks.settimeout(max(0.001, deadline - time.monotonic()))
+            try:
+                more = self.tasks.recv(1 << 16)
+            except TimeoutError:
+                raise TimeoutError(f"rank {rank} did not answer in time; it hangs") from None
+            if not more:
+                raise RuntimeError(f"rank {rank} died")
+            self.received += more
+        line, _, rest = bytes(self.received).partition(b"\n")
+        self.received = bytearray(rest)
+        answer = json.loads(line)
+        assert isinstance(answer, dict)
+        return answer
+
+    def signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):  # it has gone already
+            os.kill(self.pid, number)
+
+
 class RankPool:
     def __init__(self) -> None:
-        self._ranks: list[subprocess.Popen[str]] = []
+        self._ranks: list[_Rank] = []
+        self._nursery: subprocess.Popen[bytes] | None = None
+        self._orders: socket.socket | None = None
         self._store: TCPStore | None = None
         self._num_tasks = 0
 
@@ -80,57 +116,53 @@ class RankPool:
                 "environ": dict(environ or {}),
                 "store": {"port": self._store.port, "prefix": f"task-{self._num_tasks}"},
             }
-            pipe = self._ranks[rank].stdin
-            assert pipe is not None
-            pipe.write(json.dumps(task) + "\n")
-            pipe.flush()
+            self._ranks[rank].send(task)
         try:
-            return [self._read(rank, time.monotonic() + timeout_seconds) for rank in range(world_size)]
+            deadline = time.monotonic() + timeout_seconds
+            return [self._ranks[rank].read(rank, deadline) for rank in range(world_size)]
         except BaseException:
             self._tell_where_they_are()
-            self._end()
+            self._end_ranks()
             raise
 
     def close(self) -> None:
-        self._end()
-        self._store = None
+        self._end_ranks()
+        if self._orders is not None and self._nursery is not None:
+            self._orders.close()
+            self._nursery.kill()  # it would end by itself now, after tidying up all of torch
+            self._nursery.wait()
+        self._orders = self._nursery = self._store = None
 
     def _tell_where_they_are(self) -> None:
-        for process in self._ranks:
-            if process.poll() is None:
-                process.send_signal(signal.SIGUSR2)  # the worker's faulthandler writes every thread's stack
-                time.sleep(0.2)  # one rank's stacks at a time; nothing tells when a stack has been written
+        for rank in self._ranks:
+            rank.signal(signal.SIGUSR2)  # the worker's faulthandler writes every thread's stack
+            time.sleep(0.2)  # one rank's stacks at a time; nothing tells when a stack has been written
 
-    def _end(self) -> None:
-        for process in self._ranks:
-            process.kill()
-            process.wait()
-            for pipe in (process.stdin, process.stdout):
-                assert pipe is not None
-                pipe.close()
+    def _end_ranks(self) -> None:
+        for rank in self._ranks:
+            rank.signal(signal.SIGKILL)
+            rank.tasks.close()
         self._ranks.clear()
 
-    def _read(self, rank: int, deadline: float) -> dict[str, Any]:
-        pipe = self._ranks[rank].stdout
-        assert pipe is not None
-        with selectors.DefaultSelector() as selector:
-            selector.register(pipe, selectors.EVENT_READ)
-            if not selector.select(max(0.0, deadline - time.monotonic())):
-                raise TimeoutError(f"rank {rank} did not answer in time; it hangs")
-        line = pipe.readline()
-        if not line:
-            raise RuntimeError(f"rank {rank} died with code {self._ranks[rank].wait()}")
-        answer = json.loads(line)
-        assert isinstance(answer, dict)
-        return answer
+    def _start(self) -> _Rank:
+        if self._orders is None:
+            self._orders = self._open_nursery()
+        ours, theirs = socket.socketpair()
+        with theirs:
+            socket.send_fds(self._orders, [b"r"], [theirs.fileno()])
+        pid = self._orders.recv(4)
+        assert pid, "the nursery died; its error is above"
+        return _Rank(int.from_bytes(pid, "big"), ours)
 
-    @staticmethod
-    def _start() -> subprocess.Popen[str]:
+    def _open_nursery(self) -> socket.socket:
         paths = [str(HERE), str(HERE / "e2e"), os.environ.get("PYTHONPATH", "")]
-        return subprocess.Popen(
-            [sys.executable, str(HERE / "rank_worker.py")],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)},
-        )
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._nursery = subprocess.Popen(
+                [sys.executable, str(HERE / "rank_worker.py"), str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=sys.__stderr__,
+                pass_fds=[theirs.fileno()],
+                env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)},
+            )
+        return ours
