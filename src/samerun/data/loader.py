@@ -11,10 +11,10 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack
 
-from samerun.data.cursor import Cursor, Positions, make_cursor
-from samerun.data.elastic import Decision, Policy
-from samerun.data.sampler import WindowSampler, length_and_fingerprint
-from samerun.data.source import DataWindow, Guarantee, MicroBatch, Replica, SourceBase
+from samerun.data.cursor import Cursor, make_cursor
+from samerun.data.elastic import Policy
+from samerun.data.sampler import Ordered, WindowSampler, length_and_fingerprint
+from samerun.data.source import DataWindow, Guarantee, MicroBatch, SourceBase
 from samerun.data.windows import EpochEnd, WindowPlan
 from samerun.errors import UsageError
 
@@ -38,7 +38,7 @@ class LoaderOptions(TypedDict, total=False):
 _OPTIONS: Final = frozenset(LoaderOptions.__annotations__)
 
 
-class Data(SourceBase):
+class Data(Ordered, SourceBase):
     """Windows of a map-style dataset in an order that depends on the seed alone, not on ranks or workers.
 
     `dataset` has `len()` and `[i]`. `global_batch` samples make one window, cut into microbatches of `micro_batch`.
@@ -80,38 +80,25 @@ class Data(SourceBase):
     def _assemble(self, dataset: Any, cursor: Cursor, device: Any, options: LoaderOptions) -> None:
         _check_options(options)
         self._dataset = dataset
-        self._cursor = cursor
+        self.cursor = cursor
         self._device = device
         self._options = options
         self._feed: Feed | None = None
         self._turn = 0
 
-    @property
-    def samples_per_epoch(self) -> int:
-        return self._cursor.windowing.samples_per_epoch
-
-    @property
-    def positions(self) -> Positions:
-        """Produced, delivered and committed positions of this replica; only the last is saved."""
-        return self._cursor.positions
-
-    def attach(self, replica: Replica) -> None:
-        """Says which replica this process is. Raises UsageError if global_batch < micro_batch · replicas."""
-        self._cursor.attach(replica)
-
     def windows(self) -> Iterator[DataWindow]:
         """Endless windows from the committed cursor on. A newer call ends the iteration of an older one."""
-        self._cursor.windowing.check_replica(self._cursor.replica)
+        self.cursor.windowing.check_replica(self.cursor.replica)
         self._turn += 1
         return self._windows(self._turn)
 
     def _windows(self, turn: int) -> Iterator[DataWindow]:
-        if self._feed is not None and not self._feed.stands_at(self._cursor.windows):
+        if self._feed is not None and not self._feed.stands_at(self.cursor.windows):
             self._end_feed()
-        self._cursor.began = True
-        index, start = self._cursor.windows, self._cursor.positions.committed
+        self.cursor.began = True
+        index, start = self.cursor.windows, self.cursor.positions.committed
         while self._turn == turn:
-            plan = self._cursor.plan(index, start)
+            plan = self.cursor.plan(index, start)
             yield self._window(plan, turn)
             index, start = plan.index + 1, plan.end
         raise UsageError("this iteration of windows() was ended by a newer one or by close(); use the newer one")
@@ -124,7 +111,7 @@ class Data(SourceBase):
             if taken:
                 raise UsageError(f"window {plan.index} was already iterated; take the next one from windows()")
             taken = True
-            for number in self._cursor.replica.numbers(plan.num_microbatches):
+            for number in self.cursor.replica.numbers(plan.num_microbatches):
                 if self._turn != turn:
                     raise UsageError(f"window {plan.index} belongs to an iteration that has ended; its data is gone")
                 yield self._deliver(plan, number)
@@ -136,7 +123,7 @@ class Data(SourceBase):
             epoch=int(plan.epochs[0]),
             num_samples=plan.num_samples,
             num_microbatches=plan.num_microbatches,
-            slots=-(-plan.num_microbatches // self._cursor.replica.count),
+            slots=-(-plan.num_microbatches // self.cursor.replica.count),
             coverage=plan.coverage,
             fetch=fetch,
         )
@@ -146,13 +133,13 @@ class Data(SourceBase):
 
         if self._feed is None:
             check_device(self._device)
-            self._feed = Feed(self._dataset, self._cursor, self._options)
+            self._feed = Feed(self._dataset, self.cursor, self._options)
         try:
             fetched = self._feed.take(plan.index, number)
         except BaseException:
             self.close()
             raise
-        wanted = self._cursor.delivered(plan.index, number)
+        wanted = self.cursor.delivered(plan.index, number)
         return MicroBatch(
             number=number,
             num_samples=len(wanted.samples),
@@ -161,35 +148,6 @@ class Data(SourceBase):
             value=fetched.value if self._device is None else moved(fetched.value, self._device),
         )
 
-    def commit(self, window: DataWindow) -> None:
-        """`window` was decided: the cursor moves to its end. Raises UsageError unless it is the next undecided one."""
-        self._cursor.commit(window)
-
-    def skip(self, start: int, stop: int) -> None:
-        """Passes over positions [start, stop) from now on; recorded in the state. Not while iterating."""
-        self._cursor.skip(start, stop)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The committed cursor as plain JSON, under 1 KiB; the same on every rank; valid at any time."""
-        return self._cursor.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues at a saved cursor, in O(1). Raises UsageError once iterated, or for other data than was saved."""
-        self._cursor.load_state_dict(state)
-
-    @property
-    def decision(self) -> Decision | None:
-        """What the last load_state_dict decided, with its counts; None before."""
-        return self._cursor.decision
-
-    @property
-    def changeable(self) -> frozenset[str]:
-        """Names in `identity()` that may differ on a resume, because `on_change` says so."""
-        return self._cursor.changeable
-
-    def identity(self) -> dict[str, Any]:
-        return self._cursor.identity()
-
     def close(self) -> None:
         """Ends the workers; what was fetched and not committed is fetched again by the next `windows()`."""
         self._turn += 1
@@ -197,7 +155,7 @@ class Data(SourceBase):
 
     def _end_feed(self) -> None:
         feed, self._feed = self._feed, None
-        self._cursor.restart()
+        self.cursor.restart()
         if feed is not None:
             feed.close()
 

@@ -34,7 +34,59 @@ def length_and_fingerprint(dataset: Any, fingerprint: str | None = None) -> tupl
     return length, type(dataset).__qualname__ if fingerprint is None else fingerprint
 
 
-class WindowSampler:
+class Ordered:
+    """What whoever serves a cursor's order answers: where it stands, what is saved, what may be changed."""
+
+    cursor: Cursor
+
+    @property
+    def samples_per_epoch(self) -> int:
+        return self.cursor.windowing.samples_per_epoch
+
+    @property
+    def positions(self) -> Positions:
+        """Produced, delivered and committed positions of this replica; only the last is saved."""
+        return self.cursor.positions
+
+    @property
+    def decision(self) -> Decision | None:
+        """What the last load_state_dict decided, with its counts; None before."""
+        return self.cursor.decision
+
+    @property
+    def changeable(self) -> frozenset[str]:
+        """Names in `identity()` that may differ on a resume, because `on_change` says so."""
+        return self.cursor.changeable
+
+    def attach(self, replica: Replica) -> None:
+        """Says which replica this process is, before iteration. Raises UsageError if some replica would get nothing."""
+        self.cursor.attach(replica)
+
+    def commit(self, window: DataWindow | None = None) -> None:
+        """The next undecided window (`window`, when given) was decided: the saved position moves to its end.
+
+        Raises UsageError for any other window.
+        """
+        self.cursor.commit(window)
+
+    def skip(self, start: int, stop: int) -> None:
+        """Passes over positions [start, stop) from now on; recorded in the state. Not while iterating."""
+        self.cursor.skip(start, stop)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The committed cursor as plain JSON, under 1 KiB; the same on every rank; valid at any time."""
+        return self.cursor.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continues at a saved cursor, in O(1). Raises UsageError once iterated, or for other data than was saved."""
+        self.cursor.load_state_dict(state)
+
+    def identity(self) -> dict[str, Any]:
+        """What must be the same for a resumed run to be the same run, as plain JSON."""
+        return self.cursor.identity()
+
+
+class WindowSampler(Ordered):
     """A `batch_sampler` that yields this replica's microbatches, window after window, without end.
 
     `DataLoader(dataset, batch_sampler=WindowSampler(dataset, global_batch=64, micro_batch=8, seed=7))` can be given to
@@ -56,7 +108,7 @@ class WindowSampler:
         on_change: str | Policy = Policy.EXACT,
     ) -> None:
         length, found = length_and_fingerprint(dataset, fingerprint)
-        self.cursor: Cursor = make_cursor(
+        self.cursor = make_cursor(
             length, global_batch=global_batch, micro_batch=micro_batch, seed=seed, epoch_end=epoch_end, skip=skip,
             fingerprint=found, on_change=on_change,
         )  # fmt: skip
@@ -70,39 +122,3 @@ class WindowSampler:
     def microbatches_per_window(self) -> int:
         """How many batches of the loader make this replica's part of one window."""
         return len(self.cursor.replica.numbers(self.cursor.windowing.num_microbatches))
-
-    @property
-    def samples_per_epoch(self) -> int:
-        return self.cursor.windowing.samples_per_epoch
-
-    @property
-    def positions(self) -> Positions:
-        return self.cursor.positions
-
-    def attach(self, replica: Replica) -> None:
-        """Says which replica this process is, before iteration. Raises UsageError if some replica would get nothing."""
-        self.cursor.attach(replica)
-
-    def commit(self, window: DataWindow | None = None) -> None:
-        """The next undecided window was decided: the saved position moves to its end."""
-        self.cursor.commit(window)
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.cursor.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues from a saved position. Raises UsageError after iteration has begun, or for another dataset."""
-        self.cursor.load_state_dict(state)
-
-    @property
-    def decision(self) -> Decision | None:
-        """What the last load_state_dict decided, with its counts; None before."""
-        return self.cursor.decision
-
-    @property
-    def changeable(self) -> frozenset[str]:
-        """Names in `identity()` that may differ on a resume, because `on_change` says so."""
-        return self.cursor.changeable
-
-    def identity(self) -> dict[str, Any]:
-        return self.cursor.identity()
