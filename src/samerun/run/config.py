@@ -21,6 +21,7 @@ from samerun.run.goal import SaveInterval
 from samerun.state.extra import Stateful
 from samerun.state.schedule import SchedulerLike
 from samerun.step.options import StepOptions
+from samerun.step.schedule import Clock
 
 
 class OnSaveError(Enum):
@@ -68,6 +69,7 @@ class RunConfig:
     step: StepOptions
     saves: SaveOptions
     waive: tuple[str, ...]
+    remap: Clock | None
     preemption: Preemption
     plan: RunPlan | None
     health: HealthOptions

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ from samerun.run.starting.announce import describe, say
 from samerun.run.starting.deciding import actor_of
 from samerun.run.starting.identity import model_identity, optimizer_identity, scheduler_identity, user_identity
 from samerun.run.starting.loads import LoadTries, earlier_journals
+from samerun.run.starting.remap import changeable, remap_schedules
 from samerun.run.starting.rewinds import settle_rewinds
 from samerun.run.starting.start import Started, StartKind, start
 from samerun.run.starting.surroundings import surroundings, why_not_bitwise
@@ -116,11 +117,17 @@ def _open(config: RunConfig, stop: StopFlag, launcher: Launcher, topology: Topol
         components=components,
         waive=waive,
         facts=facts,
-        changeable=[f"data.{name}" for name in getattr(config.source, "changeable", ())],
+        changeable=[
+            *(f"data.{name}" for name in getattr(config.source, "changeable", ())),
+            *changeable(config.schedulers, config.remap),
+        ],
         load_tries=journals.load_tries,
         settle=lambda attempt: _settle(place, group, attempt),
     )
     live.progress = started.progress
+    remapped = remap_schedules(
+        config.schedulers, live.progress, remap=config.remap, data=getattr(config.source, "decision", None)
+    )
     parts = Parts(
         config=config,
         topology=topology,
@@ -140,7 +147,7 @@ def _open(config: RunConfig, stop: StopFlag, launcher: Launcher, topology: Topol
     if started.kind is not StartKind.FRESH:
         attempt.trace.restored(live.progress, components, started.saved_digests)
     _pass_over(attempt, config.source, place, group)
-    _announce(attempt, config, topology, facts, lead=group.rank == 0)
+    _announce(attempt, config, topology, facts, remapped, lead=group.rank == 0)
     attempt.journal.write("memory", ranks=group.gather([before, resident_bytes()]))  # before and after the restore
     _recall(attempt, journals.earlier(started.attempt))
     return attempt
@@ -304,7 +311,15 @@ def _place(path: str, plan: FaultPlan, faults: FaultPoints) -> Storage:
     return open_storage(path)
 
 
-def _announce(attempt: Attempt, config: RunConfig, topology: Topology, facts: Mapping[str, Any], *, lead: bool) -> None:
+def _announce(
+    attempt: Attempt,
+    config: RunConfig,
+    topology: Topology,
+    facts: Mapping[str, Any],
+    remapped: Sequence[str],
+    *,
+    lead: bool,
+) -> None:
     started = attempt.started
     not_bitwise: list[str] = []
     if started.kind is not StartKind.FRESH:
@@ -322,8 +337,8 @@ def _announce(attempt: Attempt, config: RunConfig, topology: Topology, facts: Ma
             started, path=config.path, topology=str(topology), not_bitwise=not_bitwise, data=data_policy
         ):
             say(line)
-        for line in planned:
-            say(f"  plan: {line}")
+        for line in (*remapped, *(f"plan: {line}" for line in planned)):
+            say(f"  {line}")
     attempt.journal.write(
         "started",
         sync=True,
@@ -337,6 +352,7 @@ def _announce(attempt: Attempt, config: RunConfig, topology: Topology, facts: Ma
         not_bitwise=not_bitwise,
         data=data_policy,
         plan_changes=planned,
+        remapped=list(remapped),
         facts=dict(facts),
     )
 

@@ -240,7 +240,11 @@ def _require_same_identity(group: Group, identity: Mapping[str, Any]) -> None:
 def _require_same_run(
     store: Store, found: Mapping[str, Any], identity: Mapping[str, Any], changeable: Collection[str]
 ) -> None:
-    unlike = [d for d in differences(found.get("identity"), dict(identity)) if d.what not in changeable]
+    unlike = [
+        d
+        for d in differences(found.get("identity"), dict(identity))
+        if not any(d.what == name or d.what.startswith(f"{name}.") for name in changeable)
+    ]
     if unlike:
         listed = "\n  ".join(map(str, unlike[:12])) + (f"\n  and {len(unlike) - 12} more" if len(unlike) > 12 else "")
         raise Refused(

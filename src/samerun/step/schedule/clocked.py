@@ -7,137 +7,137 @@ the first update of a 100-update warm-up gets 1/100 of the rate and the hundredt
 enters; a resume sets the position, it replays nothing. A skipped window leaves the update clock still and moves the
 sample and token clocks, whose data it consumed.
 
+A changed batch moves the milestones of a curve on the update clock in data, and one on the data clocks in updates; so
+from such an edge on the position may be counted by another counter:
+
+    position = position at the edge + (counter − counter at the edge) · (positions / counter, as it was before the edge)
+
 Any torch scheduler works in a curve's place: it is stepped once per update.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, is_dataclass
 from functools import partial
-from typing import Any, Final, Protocol, TypeGuard
+from typing import Any, Final, TypeGuard
 
 import torch
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from samerun.core.choice import Choice
 from samerun.core.progress import Progress
 from samerun.errors import MismatchError, UsageError
 from samerun.step.outcome import Decision
 from samerun.step.parallel.agree import Agreed
+from samerun.step.schedule.curves import Clock, Curve
 
 _SAMPLED_POSITIONS: Final = (0, 1, 10, 100, 1000, 10_000)
 """Where a curve that is no dataclass is sampled: its code cannot be compared, its values can."""
 
 
-class Clock(Choice):
-    UPDATES = "updates"
-    SAMPLES = "samples"
-    TOKENS = "tokens"
-
-    def read(self, progress: Progress) -> int:
-        return int(getattr(progress, self.value))
-
-
-class Curve(Protocol):
-    """A frozen value; compared by its fields when a run resumes."""
-
-    def factor(self, position: float) -> float:
-        """What the base rate is multiplied by at this reading of the clock."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Constant:
-    """Linear warm-up over `warmup`, then the base rate for good."""
+class Origin:
+    """From an edge on, a position is counted by another counter than the clock's own."""
 
-    warmup: float = 0
+    by: Clock
+    progress: Progress
+    """At the edge."""
+    position: float
+    """Of the clock, there."""
+    per_count: float
+    """Positions that one count of `by` is worth."""
 
-    def __post_init__(self) -> None:
-        _check(self, warmup=self.warmup)
+    def read(self, progress: Progress) -> float:
+        return self.position + (self.by.read(progress) - self.by.read(self.progress)) * self.per_count
 
-    def factor(self, position: float) -> float:
-        return _warm(position, self.warmup)
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "by": self.by.value,
+            "progress": self.progress.to_json(),
+            "position": self.position,
+            "per_count": self.per_count,
+        }
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WarmupLinear:
-    """Linear warm-up over `warmup`, then a straight line down to `final` of the base rate at `total`."""
-
-    warmup: float = 0
-    total: float
-    final: float = 0.0
-
-    def __post_init__(self) -> None:
-        _check(self, warmup=self.warmup, total=self.total, final=self.final)
-
-    def factor(self, position: float) -> float:
-        if position < self.warmup:
-            return _warm(position, self.warmup)
-        return self.final + (1.0 - self.final) * (1.0 - _done(position, self.warmup, self.total))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WarmupCosine:
-    """Linear warm-up over `warmup`, then half a cosine down to `final` of the base rate at `total`."""
-
-    warmup: float = 0
-    total: float
-    final: float = 0.0
-
-    def __post_init__(self) -> None:
-        _check(self, warmup=self.warmup, total=self.total, final=self.final)
-
-    def factor(self, position: float) -> float:
-        if position < self.warmup:
-            return _warm(position, self.warmup)
-        half_cosine = (1.0 + math.cos(math.pi * _done(position, self.warmup, self.total))) / 2.0
-        return self.final + (1.0 - self.final) * half_cosine
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WarmupStableDecay:
-    """WSD: linear warm-up over `warmup`, the base rate, and over the last `decay` a straight line to `final`."""
-
-    warmup: float = 0
-    total: float
-    decay: float
-    final: float = 0.0
-
-    def __post_init__(self) -> None:
-        _check(self, warmup=self.warmup, total=self.total, final=self.final)
-        if not 0 <= self.decay <= self.total - self.warmup:
-            raise UsageError(
-                f"WarmupStableDecay: a decay of {self.decay:g} does not fit between the warm-up's end {self.warmup:g} "
-                f"and the total {self.total:g}"
-            )
-
-    def factor(self, position: float) -> float:
-        if position < self.warmup:
-            return _warm(position, self.warmup)
-        return self.final + (1.0 - self.final) * (1.0 - _done(position, self.total - self.decay, self.total))
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Origin:
+        return cls(
+            by=Clock(value["by"]),
+            progress=Progress.from_json(value["progress"]),
+            position=float(value["position"]),
+            per_count=float(value["per_count"]),
+        )
 
 
 class ClockedSchedule:
-    """A curve at work on one optimizer. Holds nothing that moves: the rate follows from the counters."""
+    """A curve at work on one optimizer. Holds nothing that moves: the rate follows from the counters.
 
-    def __init__(self, optimizer: torch.optim.Optimizer, curve: Curve, clock: Clock) -> None:
+    `may_change`: a state that was saved under another curve or clock is taken all the same; `replaced` then holds it.
+    """
+
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, curve: Curve, clock: Clock, *, may_change: bool = False
+    ) -> None:
         self._optimizer = optimizer
         self._curve = curve
         self._clock = clock
+        self._origin: Origin | None = None
+        self._may_change = may_change
+        self.replaced: Mapping[str, Any] | None = None
+        """The saved curve and clock, where the last load found others than these."""
         for group in optimizer.param_groups:
             group.setdefault("initial_lr", _as_float(group["lr"]))
         self._base_lrs = [_as_float(group["initial_lr"]) for group in optimizer.param_groups]
 
     def set(self, progress: Progress) -> float:
         """Sets every group's rate for the update that brings the counters to `progress`; returns the first one."""
-        factor = self._curve.factor(self._clock.read(progress))
+        factor = self._curve.factor(self.position(progress))
         for group, base in zip(self._optimizer.param_groups, self._base_lrs, strict=True):
             if isinstance(group["lr"], torch.Tensor):
                 group["lr"].fill_(base * factor)
             else:
                 group["lr"] = base * factor
         return self._base_lrs[0] * factor
+
+    @property
+    def clock(self) -> Clock:
+        return self._clock
+
+    def position(self, progress: Progress) -> float:
+        """The clock's reading, in its own unit."""
+        return self._clock.read(progress) if self._origin is None else self._origin.read(progress)
+
+    def count_by(self, counter: Clock, progress: Progress) -> None:
+        """From `progress` on the position goes on with `counter`, at the exchange rate so far.
+
+        An update is a window here: how many were skipped says nothing about a batch.
+        """
+        origin = self._origin
+        if counter is (self._clock if origin is None else origin.by):
+            return
+        position = self.position(progress)
+        if origin is None:
+            gained, counted = _read_windows(self._clock, progress), _read_windows(counter, progress)
+        else:
+            gained = position - origin.position
+            counted = _read_windows(counter, progress) - _read_windows(counter, origin.progress)
+        if gained and counted:  # else nothing was trained on since: there is no exchange rate to carry over
+            self._origin = Origin(by=counter, progress=progress, position=position, per_count=gained / counted)
+
+    def describe(self, progress: Progress) -> str:
+        """Curve, clock, position and rate, for a before and after."""
+        origin = self._origin
+        counted = "" if origin is None else f" ({origin.per_count:g} for each of the {origin.by.value})"
+        rate = self._base_lrs[0] * self._curve.factor(self.position(progress))
+        return f"{self._curve} on {self._clock.value}{counted}, rate {rate:.4g} at {self.position(progress):g}"
+
+    def describe_replaced(self) -> str | None:
+        """The same of the saved curve or clock that another one took the place of; None where none did."""
+        if self.replaced is None:
+            return None
+        curve = self.replaced["curve"]
+        fields = ", ".join(f"{key}={value}" for key, value in curve.items() if key != "kind")
+        rate = _as_float(self._optimizer.param_groups[0]["lr"])
+        return f"{curve['kind']}({fields}) on {self.replaced['clock']}, rate {rate:.4g} in the last update"
 
     def step(self, *_: Any, **__: Any) -> None:
         """Nothing to do: the rate is set inside the update, from the counters."""
@@ -152,14 +152,20 @@ class ClockedSchedule:
             "curve": {"kind": type(curve).__name__, **fields},
             "clock": self._clock.value,
             "base_lrs": list(self._base_lrs),
+            "origin": self._origin.to_json() if self._origin is not None else None,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Raises MismatchError when the saved curve or clock was another: its position would mean something else."""
         mine = self.state_dict()
+        self.replaced = None
         for what in ("clock", "curve"):
             if state[what] != mine[what]:
-                raise MismatchError(f"the schedule's {what} was {state[what]}, is {mine[what]}")
+                if not self._may_change:
+                    raise MismatchError(f"the schedule's {what} was {state[what]}, is {mine[what]}")
+                self.replaced = state
+        same_clock = state["clock"] == mine["clock"]
+        self._origin = Origin.from_json(state["origin"]) if same_clock and state.get("origin") else None
         self._base_lrs = [float(base) for base in state["base_lrs"]]
 
 
@@ -169,7 +175,11 @@ def is_curve(scheduler: Any) -> TypeGuard[Curve]:
 
 
 def clocked(
-    optimizers: Mapping[str, torch.optim.Optimizer], schedulers: Mapping[str, Any], clock: Clock
+    optimizers: Mapping[str, torch.optim.Optimizer],
+    schedulers: Mapping[str, Any],
+    clock: Clock,
+    *,
+    may_change: bool = False,
 ) -> dict[str, Any]:
     """The same schedulers with every curve bound to its optimizer. Raises UsageError for what cannot be scheduled."""
     bound: dict[str, Any] = {}
@@ -178,7 +188,7 @@ def clocked(
             if name not in optimizers and not (len(optimizers) == 1 and len(schedulers) == 1):
                 raise UsageError(f"scheduler {name!r} has no optimizer of that name; there are {sorted(optimizers)}")
             optimizer = optimizers[name] if name in optimizers else next(iter(optimizers.values()))
-            bound[name] = ClockedSchedule(optimizer, scheduler, clock)
+            bound[name] = ClockedSchedule(optimizer, scheduler, clock, may_change=may_change)
             continue
         if clock is not Clock.UPDATES:
             raise UsageError(
@@ -219,24 +229,8 @@ def _set_lr(scheduler: ClockedSchedule, progress: Callable[[], Progress], agreed
     return scheduler.set(progress().after(updated=True, samples=agreed.num_samples, tokens=tokens))
 
 
-def _warm(position: float, warmup: float) -> float:
-    return min(1.0, position / warmup) if warmup > 0 else 1.0
-
-
-def _done(position: float, start: float, end: float) -> float:
-    if position >= end:
-        return 1.0
-    return max(0.0, position - start) / (end - start) if end > start else 0.0
-
-
-def _check(curve: object, *, warmup: float, total: float | None = None, final: float = 0.0) -> None:
-    name = type(curve).__name__
-    if not (math.isfinite(warmup) and warmup >= 0):
-        raise UsageError(f"{name}: warmup={warmup} must be a number of updates, samples or tokens, 0 or more")
-    if total is not None and not (math.isfinite(total) and total > 0 and total >= warmup):
-        raise UsageError(f"{name}: total={total} must be positive and not below the warm-up of {warmup:g}")
-    if not 0.0 <= final <= 1.0:
-        raise UsageError(f"{name}: final={final} is a fraction of the base rate, 0 to 1")
+def _read_windows(clock: Clock, progress: Progress) -> float:
+    return int(progress.windows) if clock is Clock.UPDATES else clock.read(progress)
 
 
 def _as_float(value: Any) -> float:
