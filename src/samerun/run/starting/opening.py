@@ -98,9 +98,7 @@ def _open(config: RunConfig, stop: StopFlag, launcher: Launcher, topology: Topol
         settle_bucket_order(config.models)
     config.source.attach(Replica(index=topology.replica, count=topology.num_replicas))
     components = _components(config, engine, live)
-    facts = {"topology": _topology_facts(topology), "surroundings": surroundings(engine.device)}
-    if config.plan is not None:
-        facts["plan"] = to_json(config.plan)
+    facts = _facts(config, topology, engine)
     place = _place(config.path, plan, faults)
     store = _store(place, groups, config.saves, faults)
     engine.fence = store.fence
@@ -117,17 +115,12 @@ def _open(config: RunConfig, stop: StopFlag, launcher: Launcher, topology: Topol
         components=components,
         waive=waive,
         facts=facts,
-        changeable=[
-            *(f"data.{name}" for name in getattr(config.source, "changeable", ())),
-            *changeable(config.schedulers, config.remap),
-        ],
+        changeable=changeable(config),
         load_tries=journals.load_tries,
         settle=lambda attempt: _settle(place, group, attempt),
     )
     live.progress = started.progress
-    remapped = remap_schedules(
-        config.schedulers, live.progress, remap=config.remap, data=getattr(config.source, "decision", None)
-    )
+    remapped = remap_schedules(config, live.progress)
     parts = Parts(
         config=config,
         topology=topology,
@@ -253,6 +246,11 @@ def _identity(config: RunConfig) -> dict[str, Any]:
         "step": config.step.identity(),
         "user": user_identity(config.identity),
     }
+
+
+def _facts(config: RunConfig, topology: Topology, engine: Engine) -> dict[str, Any]:
+    facts = {"topology": _topology_facts(topology), "surroundings": surroundings(engine.device)}
+    return facts if config.plan is None else {**facts, "plan": to_json(config.plan)}
 
 
 def _topology_facts(topology: Topology) -> dict[str, Any]:

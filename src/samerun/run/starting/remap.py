@@ -7,7 +7,6 @@ and what is.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from torch.optim.lr_scheduler import ReduceLROnPlateau
@@ -15,27 +14,29 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from samerun.core.progress import Progress
 from samerun.data.elastic import Decision, Policy
 from samerun.errors import Refused
+from samerun.run.config import RunConfig
 from samerun.step.schedule import Clock, ClockedSchedule
 
 
-def changeable(schedulers: Mapping[str, Any], remap: Clock | None) -> list[str]:
-    """Parts of a run's identity that may differ because `remap=` says so."""
-    if remap is None:
-        return []
-    curves = [name for name, scheduler in schedulers.items() if isinstance(scheduler, ClockedSchedule)]
-    return [f"scheduler.{name}.state.{part}" for name in curves for part in ("curve", "clock")]
+def changeable(config: RunConfig) -> list[str]:
+    """Parts of a run's identity that may differ because the data's `on_change` or `remap=` says so."""
+    names = [f"data.{name}" for name in getattr(config.source, "changeable", ())]
+    if config.remap is not None:
+        curves = [name for name, scheduler in config.schedulers.items() if isinstance(scheduler, ClockedSchedule)]
+        names += [f"scheduler.{name}.state.{part}" for name in curves for part in ("curve", "clock")]
+    return names
 
 
-def remap_schedules(
-    schedulers: Mapping[str, Any], progress: Progress, *, remap: Clock | None, data: Decision | None
-) -> list[str]:
-    """Applies a changed batch to every schedule; returns what changed, a before and after for each.
+def remap_schedules(config: RunConfig, progress: Progress) -> list[str]:
+    """Applies what the data decided on this resume to every schedule; returns what changed, before and after.
 
-    `data`: what the data decided on this resume. Raises Refused where the user has to choose.
+    Raises Refused where the user has to choose.
     """
+    data: Decision | None = getattr(config.source, "decision", None)
+    remap = config.remap
     batch = data.reason if data is not None and data.policy is Policy.REBATCH else None
     lines: list[str] = []
-    for name, scheduler in schedulers.items():
+    for name, scheduler in config.schedulers.items():
         if isinstance(scheduler, ClockedSchedule):
             lines += _remap_curve(name, scheduler, progress, remap=remap, batch=batch)
         elif batch is not None and not isinstance(scheduler, ReduceLROnPlateau):
