@@ -16,6 +16,8 @@ from samerun.errors import UsageError
 
 
 class Clock(Choice):
+    """What the position of a curve counts, over the whole run."""
+
     UPDATES = "updates"
     SAMPLES = "samples"
     TOKENS = "tokens"
