@@ -161,3 +161,53 @@ def act(path: str, *, until: int, poison: str, mode: str = "act", flip_rank: int
             progress = run.progress.to_json()
     weights = sha256_hex(b"".join(p.detach().numpy().tobytes() for p in bare.parameters()))
     return {"progress": progress, "cursor": data.state_dict(), "weights": weights}
+
+
+class Device(nn.Module):
+    """Computes as a device with a fault would: in its first run of a batch, in every run, or differently each time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fault = ""
+        self.num_runs = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.num_runs += 1
+        if self.fault == "transient" and self.num_runs == 1:
+            return x + 1e-3
+        if self.fault == "persistent":
+            return x + 1e-3
+        return x + 1e-3 * self.num_runs if self.fault == "varies" else x
+
+
+def blame(path: str, *, faults: dict[str, list[Any]], until: int) -> dict[str, Any]:
+    """`faults`: window → [rank, fault]; two microbatches a rank and window, every window looked at."""
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    world_size = dist.get_world_size() if dist.is_initialized() else 1
+    seed_all(5)
+    device = Device()
+    model: nn.Module = nn.Sequential(
+        nn.Linear(WIDTH, 13), device, nn.Dropout(0.1), nn.BatchNorm1d(13), nn.Linear(13, 1)
+    )
+    bare = model
+    if world_size > 1:
+        model = DistributedDataParallel(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    data = samerun.Data(Inputs(960), global_batch=8 * world_size, micro_batch=4, seed=11)
+    options = HealthOptions(replay_windows=1)
+    run = samerun.Run(path, model=model, optimizer=optimizer, data=data, health=options, save_every="1000 updates")
+    with run:
+        for window in run.windows(until=f"{until * 8 * world_size} samples"):
+            guilty, fault = faults.get(str(window.index), [-1, ""])
+            fault = fault if guilty == rank else ""
+            if fault == "state":
+                with torch.no_grad():
+                    bare[0].weight[0, 0] = float("nan")  # type: ignore[index]
+            for number, inputs in enumerate(window):
+                device.fault, device.num_runs = fault, 0
+                if fault == "data" and number == 0:
+                    inputs[1, 2] = float("nan")
+                window.backward(((model(inputs) - 1) ** 2).sum(), len(inputs))
+            window.step()
+        progress = run.progress.to_json()
+    return {"progress": progress}

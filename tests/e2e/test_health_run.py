@@ -117,6 +117,27 @@ def test_a_spike_is_told_and_a_shift_gets_advice_that_is_written_first(ranks: Ra
     assert record["evidence"]["decided"]["target"] is not None
 
 
+def test_each_kind_of_fault_is_told_apart_by_computing_again(ranks: RankPool, tmp_path: Path) -> None:
+    faults = {"4": [1, "transient"], "6": [2, "persistent"], "8": [0, "varies"], "10": [1, "data"], "12": [2, "state"]}
+    ranks.run(3, "health_scenarios:blame", path=str(tmp_path / "run"), faults=faults, until=13)
+    told = events(tmp_path / "run", "blame")
+    found = {event["window"]: (event["blame"], event["evidence"]["suspect"]) for event in told}
+    assert found[4] == ("transient hardware", 1)
+    assert found[6] == ("persistent hardware", 2)
+    assert found[8] == ("unresolved", 0)
+    assert found[10] == ("data at this position", 1)
+    assert found[12][0] == "corrupt state"
+    assert sorted(found) == [4, 6, 8, 10, 12]  # and nothing in between is blamed
+
+
+def test_looking_again_changes_nothing_in_the_training(ranks: RankPool, tmp_path: Path) -> None:
+    for name in ("off", "on"):
+        plan = FaultPlan(trace=tmp_path / f"{name}-trace", health={"replay_windows": 1} if name == "on" else {})
+        train(ranks, 2, tmp_path / name, plan=plan, until=7)
+    found = first_differences(read_traces(tmp_path / "off-trace"), read_traces(tmp_path / "on-trace"))
+    assert [name for name, first in found.items() if first is not None] == []
+
+
 @pytest.mark.parametrize("broken", ["spike", "records", "straggler"])
 def test_a_part_that_raises_costs_no_training(ranks: RankPool, tmp_path: Path, broken: str) -> None:
     done = train(ranks, 2, tmp_path / "run", until=25, broken=broken)

@@ -196,6 +196,7 @@ def _facts(twin: Sequence[Line], run: Path) -> TwinFacts:
         is_replicated=wrapping == Wrapping.DDP.value,
         is_sharded=wrapping not in (Wrapping.DDP.value, Wrapping.SOLO.value),
         window_seconds=playing.window_seconds(run),
+        is_even=playing.is_even(run),
         num_windows=max((line.window for line in twin), default=0),
         num_ranks=max((line.rank for line in twin), default=0) + 1,
     )

@@ -17,6 +17,8 @@ from samerun.core.events import Journal
 from samerun.data.source import DataWindow
 from samerun.errors import Refused, SamerunError
 from samerun.health.corruption.checksum import Checksum, checksums
+from samerun.health.corruption.looking import Lookout
+from samerun.health.corruption.replaying import Replayer
 from samerun.health.monitor import Decided, Decider, Monitor, Surroundings
 from samerun.health.nonfinite import InputKeeper
 from samerun.health.options import HealthOptions
@@ -64,6 +66,7 @@ def monitor_of(
         span=DeviceSpan() if is_cuda else None,
         memory_bytes=_device_bytes if is_cuda else _host_bytes,
         keeper=InputKeeper(engine.models) if whole else None,
+        lookout=_lookout(engine, group) if whole else None,
         autocast=lambda: engine.options.precision.autocast(engine.device),
         checksums=(lambda: replicated_checksums(engine.models, optimizers)) if wrapping is Wrapping.DDP else None,
         decider=decider,
@@ -72,6 +75,11 @@ def monitor_of(
         facts={"host": platform.node(), "pid": os.getpid(), "device": str(engine.device)},
     )
     return Monitor(around, spikes)
+
+
+def _lookout(engine: Engine, group: Group) -> Lookout:
+    replayer = Replayer(engine.models, lambda: engine.options.precision.autocast(engine.device))
+    return Lookout(replayer, group, engine.device, deterministic=torch.are_deterministic_algorithms_enabled())
 
 
 def decided_of(data: DataWindow, decision: Decision) -> Decided:

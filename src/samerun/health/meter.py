@@ -26,6 +26,8 @@ class Times:
     compute: float
     wait: float
     data: float
+    microbatches: int = 0
+    """How many this rank had."""
 
 
 class Span(Protocol):
@@ -49,11 +51,13 @@ class Meter:
         self._begun = 0.0
         self._last: float | None = None
         self._data = 0.0
+        self._num = 0
 
     def begin(self) -> None:
         self._begun = self._clock.monotonic_seconds()
         self._last = None
         self._data = 0.0
+        self._num = 0
         if self._span is not None:
             self._span.begin()
 
@@ -76,17 +80,21 @@ class Meter:
             finally:
                 self._data += self._clock.monotonic_seconds() - before
                 enter("microbatch")
+            self._num += 1
             yield item
 
     def end(self) -> Times:
         now = self._clock.monotonic_seconds()
         window = now - self._begun
         if not self._is_separable or self._last is None:
-            return Times(window=window, compute=0.0, wait=max(0.0, window - self._data), data=self._data)
+            return Times(
+                window=window, compute=0.0, wait=max(0.0, window - self._data), data=self._data, microbatches=self._num
+            )
         wait, own = now - self._last, self._last - self._begun
         if self._span is not None and (spans := self._span.seconds()) is not None:
             own, wait = spans
-        return Times(window=window, compute=max(0.0, own - self._data), wait=wait, data=self._data)
+        compute = max(0.0, own - self._data)
+        return Times(window=window, compute=compute, wait=wait, data=self._data, microbatches=self._num)
 
 
 class TimedData:

@@ -26,6 +26,8 @@ from samerun.health.report import StragglerWatch
 from samerun.health.spike.detector import Finding, Kind, SpikeDetector
 
 if TYPE_CHECKING:
+    from samerun.health.corruption.looking import Lookout, Verdict
+    from samerun.health.corruption.replaying import Call
     from samerun.health.nonfinite import Culprit, InputKeeper
     from samerun.ranks.group import Group
 
@@ -87,7 +89,9 @@ class Surroundings:
     autocast: Callable[[], contextlib.AbstractContextManager[Any]]
     checksums: Callable[[], Mapping[str, tuple[int, int]]] | None
     """Of state that every replica must hold alike; None where there is none."""
-    decider: Decider | None
+    lookout: Lookout | None = None
+    """Who computes forwards again; None where they hold collectives."""
+    decider: Decider | None = None
     """Rank 0's: what becomes of what is found; None: it is told, and that is all."""
     options: HealthOptions = field(default_factory=HealthOptions)
     begun_at: int = 0
@@ -117,6 +121,9 @@ class Monitor:
         self._num_replays = 0
         self._checked = -1
         self._last_equal = around.begun_at
+        self._looks_at: str | None = None
+        """The point at which every rank computes a forward again; None in windows without."""
+        self._num_rejected = 0
         self._disk_told = False
 
     def begin(self, data: Any) -> TimedData:
@@ -124,6 +131,7 @@ class Monitor:
         self._meter.begin()
         if self._around.keeper is not None:
             self._around.keeper.begin()
+        self._begin_look(int(data.index))
         where = f"window {data.index}"
         return TimedData(data, self._meter, lambda phase: self.enter(phase, where))
 
@@ -132,6 +140,8 @@ class Monitor:
         self._meter.at(point)
         if point.endswith(LAST_BACKWARD):
             self.enter("backward and step", point.removesuffix(LAST_BACKWARD))
+        elif self._looks_at == point:
+            self._look()
 
     def enter(self, phase: str, where: str) -> None:
         """What the loop does from now on; its deadline is learned."""
@@ -150,7 +160,7 @@ class Monitor:
         )  # fmt: skip
         self._flight.add(record)
         self._guard.call("records", self._write, record, default=None)
-        self._guard.call("straggler", self._stragglers.after, times, tokens=decided.weight, default=None)
+        self._guard.call("straggler", self._stragglers.after, times, default=None)
         findings: list[Finding] = self._guard.call(
             "spike", self._spikes.after, window=decided.window, loss=decided.loss, grad_norm=decided.grad_norm,
             default=[],
@@ -161,6 +171,9 @@ class Monitor:
             self._guard.call("decisions", self._around.decider.decided, decided, default=None)
         if decided.is_loss_bad:
             self._guard.call("non-finite replay", self._replay, decided.window, default=None)
+            self._attribute(decided.window)
+        for sink in self._around.options.sinks if self._around.group.rank == 0 else ():
+            self._guard.call(f"sink {type(sink).__name__}", sink.write, decided.window, _scalars(record), default=None)
         if self._around.keeper is not None:
             self._around.keeper.end()
         self.enter("loop body", f"after window {decided.window}")
@@ -196,6 +209,8 @@ class Monitor:
         if self._writer is not None:
             self._writer.close()
         self._findings.close()
+        for sink in self._around.options.sinks if self._around.group.rank == 0 else ():
+            self._guard.call(f"sink {type(sink).__name__}", sink.close, default=None)
         if self._around.keeper is not None:
             self._around.keeper.end()
 
@@ -230,6 +245,47 @@ class Monitor:
         self._findings.write("non_finite", window=window, culprit=found)
         if culprit is not None:
             self._around.tell(f"rank {self._around.group.rank}, window {window}: not finite first in the {culprit}")
+
+    def _begin_look(self, window: int) -> None:
+        every, lookout = self._around.options.replay_windows, self._around.lookout
+        self._looks_at = None
+        if lookout is not None and every is not None and window % every == 0:
+            self._looks_at = f"window:{window}.step"
+            self._guard.call("replay", lookout.replayer.begin, default=None)
+
+    def _look(self) -> None:
+        """Collective, before the step, in windows that the count alone decides."""
+        lookout, point = self._around.lookout, self._looks_at
+        assert lookout is not None and point is not None
+        self._looks_at = None
+        verdict = lookout.look(lambda run: self._guard.call("replay", run, default=""))
+        lookout.replayer.end()
+        if verdict is not None:
+            self._blamed(int(point.removeprefix("window:").removesuffix(".step")), "a forward computed again", verdict)
+
+    def _attribute(self, window: int) -> None:
+        """Collective, after a window that was skipped on every rank for a loss that was not finite."""
+        lookout, keeper = self._around.lookout, self._around.keeper
+        self._num_rejected += 1
+        if lookout is None or keeper is None or self._num_rejected > MAX_REPLAYS:
+            return
+        none: list[Call] = []
+        calls = self._guard.call(
+            "attribution", lambda: [lookout.replayer.call_of(*call) for call in keeper.calls], default=none
+        )
+        state_is_bad = self._guard.call("attribution", keeper.state_is_bad, default=False)
+        verdict = lookout.rejected(
+            lambda one: self._guard.call("attribution", lookout.replayer.is_bad, one, default=False),
+            calls,
+            state_is_bad=state_is_bad,
+        )
+        if verdict is not None:
+            self._blamed(window, "a loss that was not finite", verdict)
+
+    def _blamed(self, window: int, what: str, verdict: Verdict) -> None:
+        self._around.journal.write("blame", window=window, what=what, **verdict.to_json(), sync=True)
+        if self._around.group.rank == 0:
+            self._around.tell(f"window {window}: {what}: {verdict}")
 
     def _judge(self, num_windows: int, gathered: list[Any]) -> None:
         sentences, event = self._stragglers.judge(gathered)
@@ -267,6 +323,11 @@ class Monitor:
         self._findings.write("overdue", **found.to_json())
         self.dump("hang")
         self._around.tell(f"rank {self._around.group.rank}: {found}")
+
+
+def _scalars(record: WindowRecord) -> dict[str, float]:
+    names = ("loss", "grad_norm", "lr", "scale", "tokens", "window_seconds", "data_seconds", "memory_bytes")
+    return {name: float(getattr(record, name)) for name in names}
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:

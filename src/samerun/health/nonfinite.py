@@ -119,6 +119,15 @@ class InputKeeper:
 
         return find_non_finite(self._models, run)
 
+    def state_is_bad(self) -> bool:
+        """Whether a parameter or buffer is not finite already."""
+        return bad_state(self._models) is not None
+
+    @property
+    def calls(self) -> list[tuple[nn.Module, tuple[Any, ...], dict[str, Any]]]:
+        """(model, args, kwargs) of each forward of this window."""
+        return list(self._calls)
+
     def keep(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._calls.append((module, args, kwargs))
 

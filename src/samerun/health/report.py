@@ -19,28 +19,28 @@ class StragglerWatch:
 
     def __init__(self, num_ranks: int) -> None:
         self._persistence = Persistence(num_ranks)
-        self._times: list[tuple[Times, float]] = []
+        self._times: list[Times] = []
         self._told: set[int] = set()
 
     @property
     def num_windows(self) -> int:
         return len(self._times)
 
-    def after(self, times: Times, *, tokens: float) -> None:
-        self._times.append((times, tokens))
+    def after(self, times: Times) -> None:
+        self._times.append(times)
 
     def row(self) -> list[float] | None:
         """This rank's medians since the last report, which they end; None for too few windows."""
         seen, self._times = self._times, []
         if len(seen) < _MIN_WINDOWS:
             return None
-        own = sorted(times.compute for times, _ in seen)
+        own = sorted(times.compute for times in seen)
         tail = own[min(len(own) - 1, math.ceil(0.99 * len(own)) - 1)]
         return [
             median(own),
-            median([times.data for times, _ in seen]),
-            median([times.wait for times, _ in seen]),
-            median([tokens for _, tokens in seen]),
+            median([times.data for times in seen]),
+            median([times.wait for times in seen]),
+            median([times.microbatches for times in seen]),
             tail,
         ]
 

@@ -121,6 +121,7 @@ def test_what_cannot_be_told_is_not_done_and_said() -> None:
         (TwinFacts(num_windows=60, num_ranks=1), 2),
         (TwinFacts(num_windows=60, num_ranks=4, is_sharded=True), 1),
         (replace(FACTS, num_windows=13), 2),
+        (replace(FACTS, is_even=False), 1),
     ):
         assert len(not_possible(facts)) == num_notes
     for num_windows in range(1, 200):

@@ -75,7 +75,7 @@ def test_a_windows_time_is_taken_apart() -> None:
             clock.advance(4.0)
     meter.at("window:0.step")
     clock.advance(8.0)
-    assert meter.end() == Times(window=19.75, compute=7.0, wait=12.0, data=0.75)
+    assert meter.end() == Times(window=19.75, compute=7.0, wait=12.0, data=0.75, microbatches=3)
     assert phases[:2] == ["data", "microbatch"]
 
 
@@ -129,10 +129,10 @@ def test_a_row_is_of_medians_and_needs_ten_windows() -> None:
     watch = StragglerWatch(4)
     times = [Times(window=1.0, compute=0.1, wait=0.2, data=0.05)] * 9
     for one in times:
-        watch.after(one, tokens=7.0)
+        watch.after(one)
     assert watch.row() is None
     for one in [*times, Times(window=9.0, compute=5.0, wait=0.2, data=0.05)]:
-        watch.after(one, tokens=7.0)
+        watch.after(one)
     assert watch.row() == [0.1, 0.05, 0.2, 7.0, 5.0]
     assert watch.num_windows == 0
 

@@ -7,10 +7,12 @@ import random
 import statistics
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from samerun.errors import UsageError
 from samerun.health.spike.detector import Finding, Kind, SpikeDetector
-from samerun.health.spike.robust import baseline, median, trend
+from samerun.health.spike.robust import Rolling, baseline, median, trend
 from samerun.health.spike.rules import RULES, measure, rule
 from samerun.health.spike.threshold import K_MAX, MIN_SAMPLES, Threshold
 from unit.health.noise_series import BLOOM_LOSS, KINDS, bloom, ordinary, standard
@@ -217,3 +219,19 @@ def test_false_alarms_stay_within_the_stated_rate(kind: str) -> None:
     found = [f for f in findings(SpikeDetector(), ordinary(kind, 1_000_000)) if f.kind is Kind.SPIKE and f.is_certain]
     print(kind, len(found))
     assert len(found) <= 40
+
+
+@given(
+    st.lists(st.floats(-1e6, 1e6) | st.sampled_from([0.0, 1.0, 2.0]), min_size=1, max_size=60),
+    st.sampled_from([2, 4, 10, 16]),
+    st.sampled_from([0.0, 0.5]),
+)
+def test_a_rolling_baseline_is_the_plain_one_bit_for_bit(values: list[float], width: int, floor: float) -> None:
+    rolling = Rolling(width)
+    for number, value in enumerate(values):
+        rolling.append(value)
+        expected = baseline(values[max(0, number + 1 - width) : number + 1], floor=floor)
+        assert rolling.baseline(floor=floor) == expected
+    rolling.clear()
+    rolling.append(7.0)
+    assert list(rolling) == [7.0] and rolling.baseline(floor=1.0) == baseline([7.0], floor=1.0)

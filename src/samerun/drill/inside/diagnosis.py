@@ -59,9 +59,9 @@ def strikes(facts: TwinFacts) -> tuple[Fault, ...]:
     if facts.num_ranks < 2 or not facts.is_replicated or flip_at + checksum_windows(facts) + 2 > facts.num_windows:
         return ()
     flip = Fault(at=f"window:{flip_at}.microbatch:0", rank=1, deed=Deed.FLIP)
-    if facts.num_ranks < _MIN_RANKS:
+    if facts.num_ranks < _MIN_RANKS or not facts.is_even:
         return (flip,)
-    seconds = max(_LEAST_SECONDS, facts.window_seconds / 2)
+    seconds = max(_LEAST_SECONDS, facts.window_seconds)
     return (Fault(at="window:0.microbatch:0", rank=facts.num_ranks - 1, deed=Deed.SLOW, seconds=seconds), flip)
 
 
@@ -74,6 +74,8 @@ def not_possible(facts: TwinFacts) -> list[str]:
         notes.append(f"{facts.num_windows} windows are too few for a flipped bit and what follows; train for longer")
     if facts.num_ranks < _MIN_RANKS:
         notes.append("fewer than three ranks accuse nobody of being slow: no rank was slowed down")
+    elif not facts.is_even:
+        notes.append("ranks have unequal numbers of microbatches, and so unequal work: no rank was slowed down")
     if facts.num_windows <= SPIKE_WINDOW:
         notes.append(f"fewer than {SPIKE_WINDOW + 1} windows: no batch was poisoned")
     return notes

@@ -17,6 +17,9 @@ from samerun.drill.traces import updates_done
 from samerun.errors import ExitCode
 from samerun.health.records.event import read_records
 from samerun.run.faults import Fault, FaultPlan, fired
+from samerun.run.samples import DECIDED
+from samerun.storage.journal import SAMPLES, read_journal
+from samerun.storage.opening import open_storage
 
 RUN = "run"
 
@@ -123,6 +126,12 @@ def window_seconds(run: Path) -> float:
     file = run / "health" / "000001" / "rank-00000.windows.jsonl"
     seconds = sorted(record.window_seconds for record in read_records(file).records) if file.exists() else []
     return seconds[len(seconds) // 2] if seconds else 0.0
+
+
+def is_even(run: Path) -> bool:
+    """Whether every rank had as many microbatches in a window, as far as the ledger of samples says."""
+    lines = read_journal(open_storage(run), suffix=SAMPLES)
+    return all(line["microbatches"] % line["replicas"] == 0 for line in lines if line["event"] == DECIDED)
 
 
 def start_record(event: dict[str, Any]) -> dict[str, Any]:

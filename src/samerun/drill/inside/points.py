@@ -26,6 +26,8 @@ class TwinFacts:
     """Whether DDP holds a copy on every rank."""
     is_sharded: bool = False
     window_seconds: float = 0.0
+    is_even: bool = True
+    """Whether every rank has as many microbatches in a window."""
 
 
 def parse_point(text: str, *, rank: int, deed: Deed = Deed.KILL) -> Fault:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping
 from typing import Any, Final
 
-from samerun.health.spike.robust import Baseline, baseline
+from samerun.health.spike.robust import Baseline, Rolling
 from samerun.health.spike.threshold import ALPHA, Threshold
 
 WIDTH: Final = 128
@@ -38,7 +37,7 @@ class Series:
         self._last = 0.0
         self._square = 1.0
         self._product = 0.0
-        self._values: deque[float] = deque(maxlen=WIDTH)
+        self._values = Rolling(WIDTH)
 
     @property
     def num_values(self) -> int:
@@ -47,9 +46,8 @@ class Series:
     def baseline(self) -> Baseline | None:
         if len(self._values) < MIN_VALUES:
             return None
-        values = list(self._values)
-        floor = _RELATIVE_FLOOR if self.logarithmic else _RELATIVE_FLOOR * abs(values[len(values) // 2])
-        return baseline(values, floor=floor)
+        floor = _RELATIVE_FLOOR if self.logarithmic else _RELATIVE_FLOOR * abs(self._values.newest_half)
+        return self._values.baseline(floor=floor)
 
     def accept(self, value: float, z: float | None) -> bool:
         """Takes an ordinary value in. True when the drift has just reached its limit, after which it starts anew."""
@@ -82,6 +80,7 @@ class Series:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._values.clear()
-        self._values.extend(float(value) for value in state["values"])
+        for value in state["values"]:
+            self._values.append(float(value))
         self.drift, self._last, self._square, self._product = (float(value) for value in state["drift"])
         self.threshold.load_state_dict(state["threshold"])
