@@ -19,6 +19,7 @@ from samerun.errors import Refused, SamerunError
 from samerun.health.corruption.checksum import Checksum, checksums
 from samerun.health.corruption.looking import Lookout
 from samerun.health.corruption.replaying import Replayer
+from samerun.health.counters import CounterWatch, open_counters
 from samerun.health.monitor import Decided, Decider, Monitor, Surroundings
 from samerun.health.nonfinite import InputKeeper
 from samerun.health.options import HealthOptions
@@ -67,6 +68,7 @@ def monitor_of(
         memory_bytes=_device_bytes if is_cuda else _host_bytes,
         keeper=InputKeeper(engine.models) if whole else None,
         lookout=_lookout(engine, group) if whole else None,
+        counters=_counters(engine.device),
         autocast=lambda: engine.options.precision.autocast(engine.device),
         checksums=(lambda: replicated_checksums(engine.models, optimizers)) if wrapping is Wrapping.DDP else None,
         decider=decider,
@@ -75,6 +77,11 @@ def monitor_of(
         facts={"host": platform.node(), "pid": os.getpid(), "device": str(engine.device)},
     )
     return Monitor(around, spikes)
+
+
+def _counters(device: torch.device) -> CounterWatch | None:
+    counters = open_counters(torch.cuda.current_device()) if device.type == "cuda" else None
+    return None if counters is None else CounterWatch(counters)
 
 
 def _lookout(engine: Engine, group: Group) -> Lookout:

@@ -11,15 +11,18 @@ import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from samerun.core.clock import Clock, SystemClock
+from samerun.core.events import read_events
 
 FACTOR: Final = 5.0
 FLOOR_SECONDS: Final = 60.0
 FIRST_SECONDS: Final = 1800.0
 _REMEMBERED: Final = 20
 _MIN_SEEN: Final = 3
+_LOOKS_LATER: Final = 3
 
 
 class Deadlines:
@@ -97,11 +100,22 @@ class PhaseWatch:
 
 
 class HangWatch:
-    """A daemon thread that asks a PhaseWatch every few seconds and calls `report` with what is overdue."""
+    """A daemon thread that asks a PhaseWatch every few seconds and calls `report` with what is overdue.
 
-    def __init__(self, watch: PhaseWatch, report: Callable[[Overdue], None], *, every_seconds: float = 5.0) -> None:
+    A few looks later, when peers have had the time to report themselves, it calls `later` with the same.
+    """
+
+    def __init__(
+        self,
+        watch: PhaseWatch,
+        report: Callable[[Overdue], None],
+        *,
+        later: Callable[[Overdue], None] = lambda found: None,
+        every_seconds: float = 5.0,
+    ) -> None:
         self._watch = watch
         self._report = report
+        self._later = later
         self._every = every_seconds
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="samerun-hang-watch", daemon=True)
@@ -115,10 +129,26 @@ class HangWatch:
             self._thread.join(self._every + 1)
 
     def _run(self) -> None:
+        reported: Overdue | None = None
+        looks = 0
         while not self._ended.wait(self._every):
             found = self._watch.overdue()
             if found is not None:
                 self._report(found)
+                reported, looks = found, 0
+            elif reported is not None and (looks := looks + 1) == _LOOKS_LATER:
+                self._later(reported)
+                reported = None
+
+
+def phases_told(folder: Path, *, overdue: str = "overdue") -> dict[int, str]:
+    """Rank → the phase that it last said it hangs in, from the findings of every rank in `folder`."""
+    phases = {}
+    for file in sorted(folder.glob("rank-*.findings.jsonl")):
+        told = [event["phase"] for event in read_events(file) if event["event"] == overdue]
+        if told:
+            phases[int(file.name[5:10])] = str(told[-1])
+    return phases
 
 
 WAITING: Final = frozenset({"backward and step"})

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from samerun.core.clock import Clock, SystemClock
 from samerun.core.events import Journal
+from samerun.health.counters import ERRORS, CounterWatch
 from samerun.health.guard import Guard
-from samerun.health.hang import HangWatch, Overdue, PhaseWatch
+from samerun.health.hang import WAITING, HangWatch, Overdue, PhaseWatch, missing_ranks, phases_told
 from samerun.health.meter import LAST_BACKWARD, Meter, Span, TimedData
 from samerun.health.options import HealthOptions
 from samerun.health.records.event import WindowRecord, header_line
@@ -89,6 +90,8 @@ class Surroundings:
     autocast: Callable[[], contextlib.AbstractContextManager[Any]]
     checksums: Callable[[], Mapping[str, tuple[int, int]]] | None
     """Of state that every replica must hold alike; None where there is none."""
+    counters: CounterWatch | None = None
+    """Of this rank's device."""
     lookout: Lookout | None = None
     """Who computes forwards again; None where they hold collectives."""
     decider: Decider | None = None
@@ -116,11 +119,15 @@ class Monitor:
         self._findings = Journal(findings, clock=around.clock)
         self._stragglers = StragglerWatch(around.group.size)
         self._phases = PhaseWatch(clock=around.clock)
-        self._hangs = HangWatch(self._phases, self._overdue)
+        self._hangs = HangWatch(self._phases, self._overdue, later=self._name_missing)
         self._hangs.start()
         self._num_replays = 0
         self._checked = -1
         self._last_equal = around.begun_at
+        self._sinks = [
+            (f"sink {number} {type(sink).__name__}", sink)
+            for number, sink in enumerate(around.options.sinks if rank == 0 else ())
+        ]
         self._looks_at: str | None = None
         """The point at which every rank computes a forward again; None in windows without."""
         self._num_rejected = 0
@@ -172,8 +179,8 @@ class Monitor:
         if decided.is_loss_bad:
             self._guard.call("non-finite replay", self._replay, decided.window, default=None)
             self._attribute(decided.window)
-        for sink in self._around.options.sinks if self._around.group.rank == 0 else ():
-            self._guard.call(f"sink {type(sink).__name__}", sink.write, decided.window, _scalars(record), default=None)
+        for name, sink in self._sinks:
+            self._guard.call(name, sink.write, decided.window, _scalars(record), default=None)
         if self._around.keeper is not None:
             self._around.keeper.end()
         self.enter("loop body", f"after window {decided.window}")
@@ -191,6 +198,7 @@ class Monitor:
             mine = self._guard.call("straggler", self._stragglers.row, default=None)
             gathered = group.gather(mine, seconds=_GATHER_SECONDS)
             self._guard.call("straggler", self._judge, num_windows, gathered, default=None)
+            self._guard.call("device counters", self._count, num_windows, default=None)
         if num_windows % self._around.options.checksum_windows == 0 and self._around.checksums is not None:
             self._compare_replicas(num_windows)
 
@@ -209,8 +217,8 @@ class Monitor:
         if self._writer is not None:
             self._writer.close()
         self._findings.close()
-        for sink in self._around.options.sinks if self._around.group.rank == 0 else ():
-            self._guard.call(f"sink {type(sink).__name__}", sink.close, default=None)
+        for name, sink in self._sinks:
+            self._guard.call(name, sink.close, default=None)
         if self._around.keeper is not None:
             self._around.keeper.end()
 
@@ -295,6 +303,13 @@ class Monitor:
             for sentence in sentences:
                 self._around.tell(f"window {num_windows}: {sentence}")
 
+    def _count(self, num_windows: int) -> None:
+        grown = {} if self._around.counters is None else self._around.counters.grown()
+        if grown:
+            self._findings.write("device", window=num_windows, counters=grown)
+            what = ", ".join(f"{name} +{by:g}" for name, by in grown.items() if name in ERRORS)
+            self._around.tell(f"rank {self._around.group.rank}: its device counts errors: {what}")
+
     def _compare_replicas(self, num_windows: int) -> None:
         from samerun.health.corruption.checksum import compare_replicas
 
@@ -323,6 +338,18 @@ class Monitor:
         self._findings.write("overdue", **found.to_json())
         self.dump("hang")
         self._around.tell(f"rank {self._around.group.rank}: {found}")
+
+    def _name_missing(self, found: Overdue) -> None:
+        """Who keeps a waiting rank waiting, by what the ranks of this file system have said of themselves."""
+        folder, group = self._around.folder, self._around.group
+        if folder is None or group.size == 1 or found.phase not in WAITING:
+            return
+        phases = phases_told(folder)
+        missing = missing_ranks(phases, num_ranks=group.size)
+        told = {rank: phases.get(rank, "silent") for rank in missing}
+        self._findings.write("missing", ranks=missing, phases={str(rank): phase for rank, phase in told.items()})
+        where = ", ".join(f"rank {rank} ({phase})" for rank, phase in told.items()) or "nobody: all ranks wait"
+        self._around.tell(f"rank {group.rank}: waits in {found.where} for {where}")
 
 
 def _scalars(record: WindowRecord) -> dict[str, float]:

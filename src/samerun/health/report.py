@@ -3,14 +3,48 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, Final
 
 from samerun.health.meter import Times
 from samerun.health.spike.robust import median
+from samerun.health.straggler.links import is_link_slow
 from samerun.health.straggler.persistence import Persistence
 from samerun.health.straggler.score import Row, Score, jitter, straggler
+from samerun.health.straggler.waits import take_apart
 
 _MIN_WINDOWS: Final = 10
+_BASELINE_REPORTS: Final = 3
+
+
+class LinkWatch:
+    """Whether everybody waits longer than before with nobody late: the wire, or the step itself, has become slow.
+
+    The shortest wait of an interval is what the last to arrive saw (`waits.take_apart`); its baseline is the median of
+    the first intervals. Not part of a checkpoint: another attempt may have other links.
+    """
+
+    def __init__(self) -> None:
+        self._first: list[float] = []
+        self._told = False
+
+    def judge(self, waits: Sequence[float]) -> tuple[str | None, dict[str, Any] | None]:
+        """(sentence to tell, event for the journal) from every rank's median wait; the same on every rank."""
+        parts = take_apart(waits)
+        if len(self._first) < _BASELINE_REPORTS:
+            self._first.append(parts.transfer)
+            return None, None
+        baseline = median(self._first)
+        if baseline <= 0 or not is_link_slow(parts.transfer, baseline, parts.lateness):
+            return None, None
+        event = {"transfer": parts.transfer, "baseline": baseline, "latest": max(parts.lateness)}
+        if self._told:
+            return None, event
+        self._told = True
+        return (
+            f"links: all ranks wait {parts.transfer * 1e3:.1f} ms in a window, {baseline * 1e3:.1f} ms before, and "
+            f"nobody is late: the network, or the step itself, has become slower"
+        ), event
 
 
 class StragglerWatch:
@@ -21,6 +55,7 @@ class StragglerWatch:
         self._persistence = Persistence(num_ranks)
         self._times: list[Times] = []
         self._told: set[int] = set()
+        self._links = LinkWatch()
 
     @property
     def num_windows(self) -> int:
@@ -55,9 +90,12 @@ class StragglerWatch:
         found = straggler(rows)
         lasting = self._persistence.after(None if found is None else found.rank)
         disturbed = jitter(rows)
-        if found is None and not disturbed:
+        about_links, link = self._links.judge([row.wait for row in rows])
+        if found is None and not disturbed and link is None:
             return [], None
-        return self._sentences(found, lasting), {
+        sentences = [*self._sentences(found, lasting), *([about_links] if about_links else [])]
+        return sentences, {
+            "link": link,
             "straggler": None if found is None else found.to_json(),
             "lasts": lasting is not None,
             "times": None if found is None else self._persistence.times(found.rank),

@@ -7,7 +7,7 @@ import errno
 import math
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,13 @@ import pytest
 from samerun.core.clock import ManualClock
 from samerun.core.events import Journal, read_events
 from samerun.errors import UsageError
+from samerun.health.hang import Overdue
 from samerun.health.meter import Meter, Times
 from samerun.health.monitor import Decided, Monitor, Surroundings
-from samerun.health.options import Mode
+from samerun.health.options import HealthOptions, Mode
 from samerun.health.records.event import read_records
-from samerun.health.report import StragglerWatch
+from samerun.health.report import LinkWatch, StragglerWatch
+from samerun.health.sinks import Sink
 from samerun.health.spike.detector import SpikeDetector
 from samerun.ranks.group import Solo
 from unit.health.noise_series import bloom
@@ -127,11 +129,11 @@ def test_a_slow_rank_is_told_once_and_once_more_when_it_lasts() -> None:
 
 def test_a_row_is_of_medians_and_needs_ten_windows() -> None:
     watch = StragglerWatch(4)
-    times = [Times(window=1.0, compute=0.1, wait=0.2, data=0.05)] * 9
+    times = [Times(window=1.0, compute=0.1, wait=0.2, data=0.05, microbatches=7)] * 9
     for one in times:
         watch.after(one)
     assert watch.row() is None
-    for one in [*times, Times(window=9.0, compute=5.0, wait=0.2, data=0.05)]:
+    for one in [*times, Times(window=9.0, compute=5.0, wait=0.2, data=0.05, microbatches=7)]:
         watch.after(one)
     assert watch.row() == [0.1, 0.05, 0.2, 7.0, 5.0]
     assert watch.num_windows == 0
@@ -237,3 +239,109 @@ def test_modes() -> None:
     assert Mode.parse(Mode.OFF) is Mode.OFF
     with pytest.raises(UsageError, match="write one of"):
         Mode.parse("react")
+
+
+class Recorded(Sink):
+    """A sink that remembers, or fails."""
+
+    def __init__(self, *, fails: bool = False) -> None:
+        self.seen: list[tuple[int, dict[str, float]]] = []
+        self.fails = fails
+        self.num_closed = 0
+
+    def write(self, step: int, scalars: Mapping[str, float]) -> None:
+        if self.fails:
+            raise ConnectionError("the other end is gone")
+        self.seen.append((step, dict(scalars)))
+
+    def close(self) -> None:
+        self.num_closed += 1
+
+
+def test_sinks_get_each_window_and_one_that_fails_costs_nothing(tmp_path: Path) -> None:
+    good, bad, told = Recorded(), Recorded(fails=True), list[str]()
+    monitor = make(tmp_path, told, options=HealthOptions(sinks=(bad, good)))
+    for window in range(3):
+        monitor.begin(Window(window))
+        monitor.decided(decided(window, loss=2.5 + window))
+    monitor.close()
+    assert len(told) == 1 and "'sink 0 Recorded'" in told[0] and "the other end is gone" in told[0]
+    assert [(step, values["loss"]) for step, values in good.seen] == [(0, 2.5), (1, 3.5), (2, 4.5)]
+    assert {"grad_norm", "lr", "window_seconds"} <= set(good.seen[0][1])
+    assert good.num_closed == 1
+
+
+def test_a_clock_that_jumps_makes_no_times_up(tmp_path: Path) -> None:
+    """Wall time jumps by a day, forwards and backwards: records and reports go by the monotonic clock."""
+    clock = ManualClock()
+    monitor = make(tmp_path, [], clock=clock)
+    for window, jump in enumerate([0.0, 86_400.0, -86_400.0, 0.0]):
+        clock.wall_offset_seconds += jump
+        monitor.begin(Window(window))
+        clock.advance(0.5)
+        monitor.at(f"window:{window}.last_backward")
+        clock.advance(0.25)
+        monitor.decided(decided(window))
+    monitor.close()
+    found = read_records(tmp_path / "rank-00000.windows.jsonl").records
+    assert [(r.compute_seconds, r.wait_seconds, r.window_seconds) for r in found] == [(0.5, 0.25, 0.75)] * 4
+
+
+def test_metrics_that_are_not_numbers_alarm_nobody_and_stay_out_of_the_baseline(tmp_path: Path) -> None:
+    told: list[str] = []
+    monitor = make(tmp_path, told)
+    for window, loss, norm in bloom(before=200):
+        wild = window % 5 == 0
+        monitor.begin(Window(window))
+        monitor.decided(decided(window, loss=math.nan if wild else loss, grad_norm=math.inf if wild else norm))
+        if len(told) > 0:
+            break
+    monitor.close()
+    assert "window 31215" in told[0] or "window 31216" in told[0]  # the spike itself is still seen
+
+
+def test_links_that_get_slow_are_told_once_and_only_where_nobody_is_late() -> None:
+    links = LinkWatch()
+    for _ in range(3):
+        assert links.judge([0.020, 0.0201, 0.0202]) == (None, None)
+    assert links.judge([0.025, 0.025, 0.0251]) == (None, None)  # 1.25 times
+    assert links.judge([0.030, 0.060, 0.030]) == (None, None)  # somebody is late
+    sentence, event = links.judge([0.030, 0.0301, 0.0302])
+    assert sentence is not None and "30.0 ms in a window, 20.0 ms before" in sentence
+    assert event is not None and event["baseline"] == 0.020
+    again, event = links.judge([0.030, 0.0301, 0.0302])
+    assert again is None and event is not None
+
+
+class Pair(Solo):
+    size = 2
+
+
+def overdue(phase: str) -> Overdue:
+    return Overdue(phase=phase, where="window 7", seconds=99.0, deadline=60.0, longest=1.0)
+
+
+@pytest.mark.parametrize(
+    ("peer", "said"),
+    [
+        ("data", "waits in window 7 for rank 1 (data)"),
+        (None, "waits in window 7 for rank 1 (silent)"),  # vanished in the middle of its report
+        ("backward and step", "waits in window 7 for nobody: all ranks wait"),
+    ],
+)
+def test_a_rank_that_waits_says_for_whom(tmp_path: Path, peer: str | None, said: str) -> None:
+    told: list[str] = []
+    monitor = make(tmp_path, told, group=Pair())
+    monitor._overdue(overdue("backward and step"))
+    other = tmp_path / "rank-00001.findings.jsonl"
+    if peer is None:
+        other.write_text('{"event": "overdue", "pha')
+    else:
+        journal = Journal(other)
+        journal.write("overdue", phase=peer)
+        journal.close()
+    monitor._name_missing(overdue("backward and step"))
+    monitor._name_missing(overdue("data"))  # it does not wait itself: nobody is missing
+    monitor.close()
+    assert told[-1].endswith(said)
+    assert len(told) == 2

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 import threading
+import types
 from pathlib import Path
 
 import pytest
@@ -103,9 +105,32 @@ def test_scalars_as_json_lines(tmp_path: Path) -> None:
 
 
 def test_tensorboard_where_it_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "torch.utils.tensorboard", None)
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(UsageError, match="pip install tensorboard"):
         TensorBoardSink(tmp_path)
+
+
+def test_tensorboard_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The writer's protocol, with a module in its place: the package is heavy and none of ours."""
+    calls: list[tuple[object, ...]] = []
+
+    class SummaryWriter:
+        def __init__(self, folder: str) -> None:
+            calls.append(("open", folder))
+
+        def add_scalar(self, name: str, value: float, step: int) -> None:
+            calls.append((name, value, step))
+
+        def close(self) -> None:
+            calls.append(("close",))
+
+    module = types.ModuleType("torch.utils.tensorboard")
+    module.SummaryWriter = SummaryWriter  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
+    sink = TensorBoardSink(tmp_path)
+    sink.write(7, {"loss": 2.5, "lr": 0.1})
+    sink.close()
+    assert calls == [("open", str(tmp_path)), ("loss", 2.5, 7), ("lr", 0.1, 7), ("close",)]
 
 
 def test_a_detector_that_raises_is_named_and_switched_off_once() -> None:
