@@ -43,6 +43,7 @@ bench: setup
 	$(BIN)/python benchmarks/commands.py
 	$(BIN)/python benchmarks/step.py
 	$(BIN)/python benchmarks/data.py
+	$(BIN)/python benchmarks/health.py
 	$(BIN)/python benchmarks/saves.py $(BENCH_ARGS)
 
 # What tests start and stop themselves: an S3 API (moto), Azure Blob (Azurite, where npm exists), Slurm (where root may)

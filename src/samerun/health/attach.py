@@ -69,6 +69,7 @@ def monitor_of(
         keeper=InputKeeper(engine.models) if whole else None,
         lookout=_lookout(engine, group) if whole else None,
         counters=_counters(engine.device),
+        replicated=list(engine.models.values()) if wrapping is Wrapping.DDP else (),
         autocast=lambda: engine.options.precision.autocast(engine.device),
         checksums=(lambda: replicated_checksums(engine.models, optimizers)) if wrapping is Wrapping.DDP else None,
         decider=decider,

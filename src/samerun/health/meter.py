@@ -2,9 +2,11 @@
 
     handed out ──────── own work, waits for data ────────► last backward ──── peers, step ────► decided
 
-Up to the last backward of a window nothing waits for peers under DDP (gradient sync is off until then), so that span
-less the waits for data is a rank's own work. What follows holds the last microbatch's own backward too: a rank that is
-slow there alone cannot be told from its peers. Sharded models wait in every forward: own work is then not known (0).
+Up to the last backward of a window nothing waits for peers under DDP (gradient sync is off until then) but the
+broadcast of buffers at the beginning of a forward: a rank that hands them to a late one waits there, and `BufferSync`
+times it. That span less both waits is a rank's own work. What follows holds the last microbatch's own backward too: a
+rank that is slow there alone cannot be told from its peers. Sharded models wait in every forward: own work is then not
+known (0).
 """
 
 from __future__ import annotations
@@ -51,12 +53,14 @@ class Meter:
         self._begun = 0.0
         self._last: float | None = None
         self._data = 0.0
+        self._peers = 0.0
         self._num = 0
 
     def begin(self) -> None:
         self._begun = self._clock.monotonic_seconds()
         self._last = None
         self._data = 0.0
+        self._peers = 0.0
         self._num = 0
         if self._span is not None:
             self._span.begin()
@@ -67,6 +71,10 @@ class Meter:
             self._last = self._clock.monotonic_seconds()
             if self._span is not None:
                 self._span.mark()
+
+    def peers(self, seconds: float) -> None:
+        """So much of the window, before its last backward, was a wait for peers."""
+        self._peers += seconds
 
     def waited(self, iterate: Iterator[Any], enter: Callable[[str], None]) -> Iterator[Any]:
         """Yields from `iterate`, counting what each next item takes; `enter` is told when waiting begins and ends."""
@@ -93,8 +101,8 @@ class Meter:
         wait, own = now - self._last, self._last - self._begun
         if self._span is not None and (spans := self._span.seconds()) is not None:
             own, wait = spans
-        compute = max(0.0, own - self._data)
-        return Times(window=window, compute=compute, wait=wait, data=self._data, microbatches=self._num)
+        compute = max(0.0, own - self._data - self._peers)
+        return Times(window=window, compute=compute, wait=wait + self._peers, data=self._data, microbatches=self._num)
 
 
 class TimedData:
@@ -115,3 +123,47 @@ class TimedData:
 
     def __iter__(self) -> Iterator[Any]:
         return self._meter.waited(iter(self._data), self._enter)
+
+
+class BufferSync:
+    """Times what DDP does between the call of its forward and that of the model inside: it broadcasts buffers there."""
+
+    def __init__(self, meter: Meter, clock: Clock | None = None) -> None:
+        self._meter = meter
+        self._clock = clock or SystemClock()
+        self._entered: float | None = None
+        self._handles: list[Any] = []
+
+    def watch(self, model: Any) -> None:
+        """`model` is DDP around another one. Nothing is hooked where no buffers are broadcast."""
+        if getattr(model, "broadcast_buffers", False) and next(iter(model.module.buffers()), None) is not None:
+            self._handles += [
+                model.register_forward_pre_hook(_Passed(self._enter)),
+                model.module.register_forward_pre_hook(_Passed(self._leave)),
+            ]
+
+    def close(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def _enter(self) -> None:
+        self._entered = self._clock.monotonic_seconds()
+
+    def _leave(self) -> None:
+        if self._entered is not None:
+            self._meter.peers(self._clock.monotonic_seconds() - self._entered)
+            self._entered = None
+
+
+class _Passed:
+    """A hook that survives a copy of the model without copying what it calls."""
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self._call = call
+
+    def __call__(self, module: Any, inputs: Any) -> None:
+        self._call()
+
+    def __deepcopy__(self, _: Any) -> _Passed:
+        return self

@@ -18,7 +18,7 @@ from samerun.core.events import Journal
 from samerun.health.counters import ERRORS, CounterWatch
 from samerun.health.guard import Guard
 from samerun.health.hang import WAITING, HangWatch, Overdue, PhaseWatch, missing_ranks, phases_told
-from samerun.health.meter import LAST_BACKWARD, Meter, Span, TimedData
+from samerun.health.meter import LAST_BACKWARD, BufferSync, Meter, Span, TimedData
 from samerun.health.options import HealthOptions
 from samerun.health.records.event import WindowRecord, header_line
 from samerun.health.records.flight import FlightRecorder
@@ -90,6 +90,8 @@ class Surroundings:
     autocast: Callable[[], contextlib.AbstractContextManager[Any]]
     checksums: Callable[[], Mapping[str, tuple[int, int]]] | None
     """Of state that every replica must hold alike; None where there is none."""
+    replicated: Sequence[Any] = ()
+    """Models under DDP, as the loop calls them."""
     counters: CounterWatch | None = None
     """Of this rank's device."""
     lookout: Lookout | None = None
@@ -112,6 +114,9 @@ class Monitor:
         rank = around.group.rank
         self._guard = Guard(lambda text: around.tell(f"rank {rank}: {text}"))
         self._meter = Meter(is_separable=around.is_separable, span=around.span, clock=around.clock)
+        self._buffers = BufferSync(self._meter, around.clock)
+        for model in around.replicated:
+            self._buffers.watch(model)
         self._flight = FlightRecorder(clock=around.clock)
         head = header_line(rank=rank, attempt=around.attempt, facts=around.facts)
         windows, findings = self._file("windows.jsonl"), self._file("findings.jsonl")
@@ -217,6 +222,7 @@ class Monitor:
         if self._writer is not None:
             self._writer.close()
         self._findings.close()
+        self._buffers.close()
         for name, sink in self._sinks:
             self._guard.call(name, sink.close, default=None)
         if self._around.keeper is not None:

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import errno
 import math
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 from samerun.core.clock import ManualClock
 from samerun.core.events import Journal, read_events
 from samerun.errors import UsageError
 from samerun.health.hang import Overdue
-from samerun.health.meter import Meter, Times
+from samerun.health.meter import BufferSync, Meter, Times
 from samerun.health.monitor import Decided, Monitor, Surroundings
 from samerun.health.options import HealthOptions, Mode
 from samerun.health.records.event import read_records
@@ -345,3 +348,39 @@ def test_a_rank_that_waits_says_for_whom(tmp_path: Path, peer: str | None, said:
     monitor.close()
     assert told[-1].endswith(said)
     assert len(told) == 2
+
+
+class Replica(nn.Module):
+    """Stands for DDP: it hands its buffers on before the model inside runs, and a peer is late."""
+
+    broadcast_buffers = True
+
+    def __init__(self, module: nn.Module, late: Callable[[], None]) -> None:
+        super().__init__()
+        self.module = module
+        self._late = late
+
+    def forward(self, x: torch.Tensor) -> Any:
+        self._late()
+        return self.module(x)
+
+
+@pytest.mark.parametrize(("has_buffers", "compute"), [(True, 2.0), (False, 7.0)])
+def test_handing_buffers_on_to_a_late_rank_is_no_work_of_ones_own(has_buffers: bool, compute: float) -> None:
+    clock = ManualClock()
+    inside = nn.BatchNorm1d(3) if has_buffers else nn.Linear(3, 3)
+    model = Replica(inside, lambda: clock.advance(5.0))
+    meter = Meter(clock=clock)
+    buffers = BufferSync(meter, clock)
+    buffers.watch(model)
+    for watched in (model, copy.deepcopy(model)):
+        meter.begin()
+        clock.advance(2.0)
+        watched(torch.ones(2, 3))
+        meter.at("window:0.last_backward")
+        assert meter.end().compute == compute
+    buffers.close()
+    meter.begin()
+    model(torch.ones(2, 3))
+    meter.at("window:0.last_backward")
+    assert meter.end().compute == 5.0

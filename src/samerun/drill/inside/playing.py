@@ -17,7 +17,7 @@ from samerun.drill.traces import updates_done
 from samerun.errors import ExitCode
 from samerun.health.records.event import read_records
 from samerun.run.faults import Fault, FaultPlan, fired
-from samerun.run.samples import DECIDED
+from samerun.run.keeping.samples import DECIDED
 from samerun.storage.journal import SAMPLES, read_journal
 from samerun.storage.opening import open_storage
 
