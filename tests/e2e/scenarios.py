@@ -121,6 +121,8 @@ def train(
     keep_last: int = 5,
     longest: int = 40,
     planned: bool = False,
+    background: bool = True,
+    on_save_error: str = "stop",
     preemption: Preemption | None = None,
     in_batch: Callable[[samerun.Run, int, int, Average], None] = lambda run, window, slot, average: None,
 ) -> dict[str, Any]:
@@ -152,6 +154,8 @@ def train(
         max_norm=1.0,
         save_every=save_every,
         keep_last=keep_last,
+        background=background,
+        on_save_error=on_save_error,
         plan=plan_for(global_batch, micro_batch) if planned else None,
         preemption=preemption,
     )

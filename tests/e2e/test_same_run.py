@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from rank_pool import RankError, RankPool
+from samerun.checkpoint import Store
 from samerun.core.events import read_events
 from samerun.drill.traces import First, causes, first_differences, read_traces
 from samerun.run.faults import Deed, Fault, FaultPlan
@@ -86,10 +87,42 @@ def test_same_samples_for_any_number_of_workers(ranks: RankPool, tmp_path: Path)
     assert differences(tmp_path / "trace0", tmp_path / "trace2") == {}
 
 
-def test_saving_changes_nothing(ranks: RankPool, tmp_path: Path) -> None:
-    for name, every in (("often", "1 updates"), ("never", "1000 updates")):
-        start(ranks, 2, tmp_path / name, tmp_path / f"{name}-trace", wrap="ddp", save_every=every)
-    assert differences(tmp_path / "often-trace", tmp_path / "never-trace") == {}
+@pytest.mark.parametrize("wrap", ["ddp", "fsdp"])
+def test_saving_changes_nothing(ranks: RankPool, tmp_path: Path, wrap: str) -> None:
+    """Beside training at every edge, in its way, or hardly ever."""
+    for name, every, background in (("beside", "1", True), ("before", "1", False), ("never", "1000", True)):
+        options = {"wrap": wrap, "save_every": f"{every} updates", "background": background}
+        start(ranks, 2, tmp_path / name, tmp_path / f"{name}-trace", **options)
+    assert differences(tmp_path / "never-trace", tmp_path / "beside-trace") == {}
+    assert differences(tmp_path / "never-trace", tmp_path / "before-trace") == {}
+
+
+@pytest.mark.parametrize("policy", ["stop", "continue"])
+def test_a_save_that_fails_on_one_rank_fails_at_one_edge_on_all(ranks: RankPool, tmp_path: Path, policy: str) -> None:
+    """Rank 1's disk is full from the save of update 3 on; its peers hear of it with a window's agreement."""
+    full = Fault(at="save:op:1", rank=1, deed=Deed.FULL_DISK, from_window=3)
+    plan = FaultPlan(trace=tmp_path / "trace", faults=(full,))
+    answers = ranks.answers(
+        2,
+        "scenarios:train",
+        environ={"SAMERUN_FAULTS": plan.to_text()},
+        path=str(tmp_path / "run"),
+        wrap="ddp",
+        on_save_error=policy,
+    )
+    assert [answer["error"] for answer in answers] == ["SaveFailedError"] * 2
+    edges = [max(line.window for line in read_traces(tmp_path / "trace") if line.rank == rank) for rank in (0, 1)]
+    assert edges[0] == edges[1]
+    if policy == "stop":
+        assert all("No space left on device" in answer["text"] for answer in answers)
+        assert 3 < edges[0] < 8
+    else:  # goes on to the end, whose state cannot be kept
+        assert all("the last state of the run could not be saved" in answer["text"] for answer in answers)
+        assert edges[0] == 8
+    events = read_events(tmp_path / "run" / "journal" / "000001.jsonl")
+    assert [event["progress"]["updates"] for event in events if event["event"] == "saved"] == [0]
+    entry = Store(tmp_path / "run").catalog().entries[0]
+    assert int(entry.progress.updates) == 0
 
 
 @pytest.mark.parametrize(("precision", "accumulate"), [("fp16", "sharded"), ("bf16", "unsharded")])

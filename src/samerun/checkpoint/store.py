@@ -15,7 +15,7 @@ from samerun.checkpoint.load.opened import Checkpoint
 from samerun.checkpoint.prune import Pruning, plan_pruning, prune, tags
 from samerun.checkpoint.retention import Last, Policy
 from samerun.checkpoint.save.agree import all_ranks, one_rank
-from samerun.checkpoint.save.commit import Header, check_fence, move_pointer, named, write_and_commit
+from samerun.checkpoint.save.commit import Header, check_fence, move_pointer, named, point_at, write_and_commit
 from samerun.checkpoint.save.pending import Pending
 from samerun.core.clock import Clock, SystemClock
 from samerun.errors import AlreadyExistsError, CheckpointError, FencedError, StorageError, UsageError
@@ -241,10 +241,13 @@ class Store:
             self._at(point)
 
         try:
-            pending.published(write_and_commit(self._storage, group, pending.name, header, staged, at))
+            entry = write_and_commit(self._storage, group, pending.name, header, staged, at)
             pending.clocks.durable_seconds = self._clock.monotonic_seconds() - started
+            pending.published(entry)
             self._sequence += 1
             self._proven.add(pending.name)
+            point_at(self._storage, group, entry, header)
+            at("save:committed")
             pending.retention_error = self._retain(group)
         except Exception as error:  # noqa: BLE001  # raised by result() or at the next save, on every rank alike
             pending.finish(error)

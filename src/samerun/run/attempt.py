@@ -159,7 +159,7 @@ class Attempt:
         if reached:  # there is no further window that would carry the word
             self._leave_as_decided()
         if self.saving.is_due() or (reached and self.saving.durable != self.progress):
-            self.saving.begin()
+            self.saving.begin(heed_stop=not reached)
             if not reached and self._is_stop_noticed():  # it may have waited for the save before
                 self._stop()
         if reached:
@@ -323,7 +323,7 @@ class Attempt:
 
     def _stop(self, *, dropped: str = "", why_not: str = "") -> NoReturn:
         saving = self.saving
-        is_settled = saving.settle(self.stopping.seconds_to_spare(), at_stop=True) if saving.is_in_flight else True
+        is_settled = not saving.is_in_flight or saving.settle_before_stop(self.stopping.seconds_to_spare())
         is_needed = is_settled and not why_not and (saving.durable != self.progress or bool(saving.tags))
         if is_needed and self.stopping.decide() is Leave.SAVE:
             saving.begin()

@@ -87,10 +87,12 @@ def write_and_commit(
         if group.rank == 0:
             _clean_up(storage, name)
         raise
-    entry = entry_of(manifest, sha256)
+    return entry_of(manifest, sha256)
+
+
+def point_at(storage: Storage, group: Group, entry: Entry, header: Header) -> None:
+    """Collective: the tags of a published checkpoint, and `latest`. A failure leaves it published."""
     one_rank(group, lambda: _point(storage, entry, header))
-    at("save:committed")
-    return entry
 
 
 def _begin(storage: Storage, name: str, epoch: int) -> None:

@@ -11,7 +11,8 @@ An edge whose state must be durable before the run leaves it (the goal, a stop) 
 
 from __future__ import annotations
 
-import contextlib
+import itertools
+import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -21,7 +22,6 @@ from samerun.errors import (
     DamagedError,
     FencedError,
     PeerError,
-    SamerunError,
     SaveFailedError,
     StorageError,
     TornCopyError,
@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     from samerun.run.keeping.samples import SampleLedger
     from samerun.run.starting.start import Started
     from samerun.step.parallel.agree import Agreed
+
+_ROUND_SECONDS: Final = 1.0
+"""How often ranks that wait for a save ask each other whether one was told to stop."""
 
 _LATE: Final = ("weights", "moments", "steps")
 """What only the run's own optimizers change, behind the fence. Everything else may change in the user's loop body."""
@@ -112,10 +115,14 @@ class Saving:
         if self._flight is not None and agreed is not None and agreed.num_save_over == self._parts.group.size:
             self._land(has_failed=agreed.num_save_failed > 0)
 
-    def begin(self) -> None:
-        """Saves the state of this very moment, once the save before is settled. Raises as `at_edge`. Collective."""
+    def begin(self, *, heed_stop: bool = False) -> None:
+        """Saves the state of this very moment, once the save before is settled. Raises as `at_edge`. Collective.
+
+        `heed_stop`: nothing is begun when any rank was told to stop while that one was waited for.
+        """
         parts = self._parts
-        self.settle()
+        if not self.settle(heed_stop=heed_stop):
+            return
         self._enter("save")
         self._samples.sync()
         tags, self.tags = tuple(self.tags), []
@@ -135,22 +142,38 @@ class Saving:
             self._tell_budget()
             self._land()
 
-    def settle(self, seconds: float | None = None, *, at_stop: bool = False) -> bool:
-        """Waits for the save in flight. Raises as `at_edge`; `at_stop` only tells, for another save may still come.
+    def settle(self, *, heed_stop: bool = False) -> bool:
+        """Waits for the save in flight; raises as `at_edge`.
 
-        False on all ranks when `seconds` pass first on any: that save is then left to itself. Collective.
+        False on all ranks, with `heed_stop`, once one was told to stop: how long to wait is then another question.
+        Collective.
         """
+        return self._is_settled(rounds=None, heed_stop=heed_stop)
+
+    def settle_before_stop(self, seconds: float | None) -> bool:
+        """Waits for the save in flight for so long, the same on all ranks. A failure is told, not raised: another save
+        may still come. False on all ranks when the time was too short: that save is left to itself. Collective.
+        """
+        rounds = None if seconds is None else math.floor(seconds / _ROUND_SECONDS)
+        is_settled = self._is_settled(rounds=rounds, instead="Saving what is held now")
+        self._is_abandoned = not is_settled
+        return is_settled
+
+    def _is_settled(self, *, rounds: int | None, heed_stop: bool = False, instead: str | None = None) -> bool:
+        """Ranks look at each other's saves in rounds, so that all of them wait equally long."""
         if self._flight is None:
             return True
         self._enter("save")
         pending = self._flight.pending
-        is_over = pending.wait(seconds)
-        said = self._parts.group.gather([is_over, pending.has_failed])
-        if not all(over for over, _ in said):
-            self._is_abandoned = True
-            return False
-        self._land(has_failed=any(failed for _, failed in said), at_stop=at_stop)
-        return True
+        for number in itertools.count():
+            is_over = pending.wait(_ROUND_SECONDS if rounds is None or number < rounds else 0.0)
+            said = self._parts.group.gather([is_over, pending.has_failed, self._parts.stop.is_set])
+            if all(over for over, _, _ in said):
+                self._land(has_failed=any(failed for _, failed, _ in said), instead=instead)
+                return True
+            if (heed_stop and any(told for _, _, told in said)) or number == rounds:
+                return False
+        raise AssertionError("unreachable")
 
     def require_durable(self) -> None:
         """After the last save of a run: raises SaveFailedError, whatever the policy, when this edge is not kept."""
@@ -175,8 +198,7 @@ class Saving:
         elif error is None:
             self._land()
         else:
-            with contextlib.suppress(SamerunError):  # told by _failed; what ends the attempt is the error to raise
-                self._land()
+            self._land(instead="The run ends, but not of that")
 
     @property
     def is_idle(self) -> bool:
@@ -189,7 +211,8 @@ class Saving:
             return False  # what takes longer than its interval does not hold up training
         return self._parts.clock.monotonic_seconds() - self._begun_seconds >= seconds
 
-    def _land(self, *, has_failed: bool = False, at_stop: bool = False) -> None:
+    def _land(self, *, has_failed: bool = False, instead: str | None = None) -> None:
+        """Whatever became of the flight is known. `instead` of raising what the policy says, that is told."""
         assert self._flight is not None, "there is something to land"
         flight, self._flight = self._flight, None
         try:
@@ -197,7 +220,9 @@ class Saving:
             if has_failed:
                 raise PeerError("it failed on another rank")
         except Exception as error:  # noqa: BLE001  # whatever it was: the policy decides, below
-            self._failed(error, flight.progress, flight.tags, at_stop=at_stop)
+            if flight.pending.is_durable and flight.pending.has_failed:  # published; what failed came after
+                self.durable, self.durable_name = flight.progress, flight.pending.name
+            self._failed(error, flight.progress, flight.tags, instead=instead)
             return
         self.durable, self.durable_name = flight.progress, entry.name
         self._landed(entry, flight.pending.clocks.durable_seconds or 0.0)
@@ -221,8 +246,10 @@ class Saving:
             cost["retention_error"] = str(flight.pending.retention_error)
         return cost
 
-    def _failed(self, error: Exception, progress: Progress, tags: tuple[str, ...], *, at_stop: bool = False) -> None:
-        if isinstance(error, (FencedError, UsageError)):
+    def _failed(
+        self, error: Exception, progress: Progress, tags: tuple[str, ...], *, instead: str | None = None
+    ) -> None:
+        if isinstance(error, (FencedError, UsageError)) and instead is None:
             raise error
         is_torn = isinstance(error, TornCopyError)
         policy = self._parts.config.saves.on_error
@@ -231,8 +258,8 @@ class Saving:
         if is_torn:
             self._late, self._is_wanted = (), True
             self._say(f"{what}. This program changes weights before step(), so from now on they are copied at the edge")
-        elif policy is OnSaveError.CONTINUE or at_stop:
-            self._say(f"{what}. {'Saving what is held now' if at_stop else 'Going on; the next interval saves again'}")
+        elif policy is OnSaveError.CONTINUE or instead is not None:
+            self._say(f"{what}. {instead or 'Going on; the next interval saves again'}")
         else:
             raise SaveFailedError(
                 f"{what}. Make room or repair the storage and start again, or pass on_save_error='continue'"
