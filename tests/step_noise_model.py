@@ -83,8 +83,23 @@ def on_ranks(num_windows: int, sizes: Sequence[int]) -> dict[str, Any]:
     return asdict(step.noise())
 
 
-def under_fsdp() -> None:
+def under_fsdp(num_windows: int, sizes: Sequence[int], accumulate: str = "sharded") -> dict[str, Any]:
     from torch.distributed.fsdp import fully_shard
 
     model = fully_shard(Dot())
-    Step(model, torch.optim.SGD(model.parameters(), lr=0.0), noise_every=1)
+    step = Step(model, torch.optim.SGD(model.parameters(), lr=0.0), noise_every=1, accumulate=accumulate)
+    run(step, model, range(num_windows), sizes)
+    return asdict(step.noise())
+
+
+def together(num_windows: int, sizes: Sequence[int], num_replicas: int) -> dict[str, Any]:
+    """One process, where microbatches that replicas run at the same moment are one: the oracle of the shards."""
+    model = Dot()
+    step = Step(model, torch.optim.SGD(model.parameters(), lr=0.0), noise_every=1)
+    for number in range(num_windows):
+        parts = samples(number, sizes, 0.5, 20.0)
+        window = step.window([torch.cat(parts[i : i + num_replicas]) for i in range(0, len(parts), num_replicas)])
+        for x in window:
+            window.backward(model(x).sum(), len(x))
+        window.step()
+    return asdict(step.noise())

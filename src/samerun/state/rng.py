@@ -56,6 +56,12 @@ def seed_all(seed: int) -> None:
     torch.manual_seed(seed)
 
 
+def seed_at(seed: int, window: int, microbatch: int) -> None:
+    """Seeds every global stream for one microbatch of a run, whichever rank runs it."""
+    digest = hashlib.sha256(f"samerun.position.v1|{seed}|{window}|{microbatch}".encode()).digest()
+    seed_all(int.from_bytes(digest[:8], "big") >> 1)
+
+
 @contextlib.contextmanager
 def preserved_rng() -> Iterator[None]:
     """Whatever the body draws, the global streams afterwards are those from before it."""

@@ -57,7 +57,7 @@ class Engine:
         # what accumulates apart from `.grad`, or for one optimizer only, cannot be exchanged by DDP's last backward
         at_step = has_sums or len(optimizers) > 1
         self.sync = GradientSync(models, options.accumulate, at_step=at_step)
-        self.noise = None if options.noise_every is None else NoiseProbe(options.noise_every, self.sync)
+        self.noise = None if options.noise_every is None else NoiseProbe(options.noise_every, self.sync, topology)
         self.fence: Callable[[], None] = _nothing
         """Returns once nobody reads what an update is about to change: a save may still be copying it."""
         hooks = before_update or {}

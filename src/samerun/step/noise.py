@@ -4,8 +4,10 @@ The two-batch estimator of McCandlish et al. (arXiv 1812.06162, appendix A.1; fo
 norms that exist anyway: of single microbatches (small) and of the whole window (big, unscaled, before clipping). A
 microbatch's gradient is what its backward added to the accumulated one; with unequal token counts n_k the small batch
 is their harmonic mean. Under DDP the last microbatch of a window is left out: its backward ends in the mean over
-replicas. Skipped windows are dropped. Measuring changes no gradient and adds no host synchronisation; a measured
-window costs one more copy of the gradients.
+replicas. Under FSDP2, where only shards of the mean over replicas are seen, the microbatches that the replicas run at
+the same moment are one small batch: its norm and its tokens take two small reductions in a measured window. Skipped
+windows are dropped. Measuring changes no gradient and adds no host synchronisation; a measured window costs one more
+copy of the gradients.
 """
 
 from __future__ import annotations
@@ -17,9 +19,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
+import torch.distributed as dist
 
 from samerun.errors import UsageError
 from samerun.plan.noise import noise_interval, noise_trace, squared_gradient
+from samerun.ranks.topology import Topology
 from samerun.step.outcome import Outcome
 from samerun.step.parallel.gradients import squared_norm
 from samerun.step.parallel.sync import GradientSync
@@ -67,16 +71,17 @@ class NoiseEstimate:
 class NoiseProbe:
     """Raises UsageError where single gradients cannot be seen."""
 
-    def __init__(self, every: int, sync: GradientSync) -> None:
-        if sync.forwards_must_match:
+    def __init__(self, every: int, sync: GradientSync, topology: Topology) -> None:
+        if sync.forwards_must_match and not sync.reduces_every_backward:
             raise UsageError(
-                "noise_every= cannot measure under FSDP2, which hides the gradients of single ranks; measure with DDP "
-                "or in one process, on a smaller model if need be, or leave noise_every out"
+                "noise_every= cannot measure with accumulate='unsharded': FSDP2 keeps what single microbatches add "
+                "where nothing can see it until the window's last backward; use accumulate='sharded', or leave it out"
             )
         if sync.at_step:
             raise UsageError("noise_every= measures one optimizer with parameters in full precision; leave it out")
         self._every = every
         self._sync = sync
+        self._topology = topology
         self._before: list[torch.Tensor | None] | None = None
         self._sums: torch.Tensor | None = None
         self.last: NoiseMeasurement | None = None
@@ -92,7 +97,7 @@ class NoiseProbe:
     def after_backward(
         self, parameters: Sequence[torch.nn.Parameter], weight: torch.Tensor | float, *, last: bool
     ) -> None:
-        """Counts one microbatch of `weight` tokens. No host synchronisation."""
+        """Counts one microbatch of `weight` tokens. No host synchronisation; collective where gradients are shards."""
         if self._sums is None or (last and self._sync.reduces_last_backward):
             return
         before = self._before or [None] * len(parameters)
@@ -103,13 +108,18 @@ class NoiseProbe:
         ]
         count = torch.as_tensor(weight, dtype=torch.float64, device=self._sums.device).detach()
         squares = squared_norm(added, self._sums.device)
+        if self._sync.reduces_every_backward:
+            count = count * float(self._topology.counts_tokens)
+            dist.all_reduce(count)
+            squares = squares * self._topology.num_averaged**2  # of the sum over replicas, not of their mean
         one = torch.stack([squares / count.square(), 1.0 / count, torch.ones_like(count)])
         self._sums = self._sums + torch.where(count > 0, one, torch.zeros_like(one))
         if not last:
             self._before = [None if p.grad is None else p.grad.detach().clone() for p in parameters]
 
     def share(self) -> torch.Tensor | None:
-        return self._sums
+        """What this rank adds to the sum over ranks; what all of them know alike is added by one."""
+        return None if self._sync.reduces_every_backward and self._topology.rank != 0 else self._sums
 
     def decided(self, outcome: Outcome, sums: Sequence[float], *, backward_scale: float) -> None:
         """Takes the window in, once all ranks' sums are known; `backward_scale` is what each loss was multiplied by."""

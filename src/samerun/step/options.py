@@ -22,6 +22,15 @@ class Objective(Choice):
     """Every microbatch weighs 1, however much it holds. The result depends on how a batch is split."""
 
 
+class ModelRng(Choice):
+    """Where the draws of a forward (dropout) come from."""
+
+    STREAMS = "streams"
+    """Each rank's own global streams, saved with the run; derived anew on another number of ranks."""
+    BY_POSITION = "by_position"
+    """Seeded before each microbatch by (seed, window, number of the microbatch): the same on any number of replicas."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOptions:
     precision: Precision = Precision.FP32
@@ -31,6 +40,9 @@ class StepOptions:
     """Clip the global L2 norm of the objective's gradient to this; None switches clipping off."""
     noise_every: int | None = None
     """Measure gradient noise in every so many windows; None: never."""
+    rng: ModelRng = ModelRng.STREAMS
+    seed: int = 0
+    """Only for draws by position."""
 
     def __post_init__(self) -> None:
         if self.max_norm is not None and not self.max_norm > 0:
@@ -40,7 +52,9 @@ class StepOptions:
 
     def identity(self) -> dict[str, Any]:
         """What must stay the same for a resumed run to be the same run. The probe changes no number."""
+        drawn = {} if self.rng is ModelRng.STREAMS else {"rng": self.rng.value, "seed": self.seed}
         return {
+            **drawn,
             "precision": self.precision.value,
             "objective": self.objective.value,
             "accumulate": self.accumulate.value,

@@ -23,9 +23,9 @@ import torch
 
 from samerun.errors import UsageError, WindowError
 from samerun.state.model import KeptBuffers
-from samerun.state.rng import preserved_rng
+from samerun.state.rng import preserved_rng, seed_at
 from samerun.step.engine import Engine, Updater
-from samerun.step.options import Objective
+from samerun.step.options import ModelRng, Objective
 from samerun.step.outcome import Decision, Outcome
 from samerun.step.parallel.agree import Agreed, Flags, Share, Tally
 from samerun.step.parallel.filler import ForwardRecorder
@@ -241,6 +241,9 @@ class Window:
             if slot == self._length - 1 and slot < last_slot:
                 self._recorder.start()
             self._had_backward = set()
+            if self._engine.options.rng is ModelRng.BY_POSITION:
+                topology = self._engine.topology
+                seed_at(self._engine.options.seed, self.index, slot * topology.num_replicas + topology.replica)
             self._autocast.open()
             yield microbatch.value
             self._autocast.close()
@@ -258,11 +261,12 @@ class Window:
         self._recorder.stop()
         kept = KeptBuffers(self._engine.models)
         for remaining in reversed(range(missing)):
-            self._engine.sync.before_forward(last=remaining == 0)
+            self._is_last = remaining == 0
+            self._engine.sync.before_forward(last=self._is_last)
             with preserved_rng(), self._engine.options.precision.autocast(self._engine.device):
                 self._recorder.replay()
             for updater in self._engine.updaters.values():
-                updater.after_backward()  # sharded peers' data arrives in this rank's shard
+                self._after_backward(updater, 0.0)  # sharded peers' data arrives in this rank's shard
         kept.put_back()
 
     def _one_loss(

@@ -14,7 +14,7 @@ from samerun.plan.noise import noise_trace, squared_gradient
 from samerun.step import Step
 from samerun.step.noise import NoiseEstimate
 from step_jobs import batches, flat, loss_sum, net
-from step_noise_model import estimate_of, measured
+from step_noise_model import estimate_of, measured, together
 
 
 @functools.cache
@@ -126,5 +126,14 @@ def test_refused_where_it_cannot_see(ranks: RankPool) -> None:
     half = net(dtype=torch.bfloat16)
     with pytest.raises(UsageError, match="full precision"):
         Step(half, torch.optim.SGD(half.parameters(), lr=0.1), noise_every=1)
-    for answer in ranks.answers(2, "step_noise_model:under_fsdp"):
-        assert answer["error"] == "UsageError" and "FSDP2" in answer["text"]
+    for answer in ranks.answers(2, "step_noise_model:under_fsdp", num_windows=1, sizes=[4] * 4, accumulate="unsharded"):
+        assert answer["error"] == "UsageError" and "accumulate='sharded'" in answer["text"]
+
+
+@pytest.mark.parametrize(("world_size", "sizes"), [(2, [4] * 6), (2, [4, 2, 1, 7, 3]), (3, [4] * 7)])
+def test_shards_see_what_their_replicas_do_together(ranks: RankPool, world_size: int, sizes: list[int]) -> None:
+    """Also where D does not divide the microbatches, so that a rank's last forward is filler."""
+    answers = ranks.run(world_size, "step_noise_model:under_fsdp", num_windows=12, sizes=sizes)
+    expected = together(num_windows=12, sizes=sizes, num_replicas=world_size)
+    assert all(answer == answers[0] for answer in answers)
+    assert answers[0] == pytest.approx(expected, rel=1e-3)  # float32 sums in another order, then differences of norms

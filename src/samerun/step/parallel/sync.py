@@ -56,6 +56,11 @@ class GradientSync:
         """Whether the last backward replaces this rank's own gradient by the mean over replicas."""
         return bool(self._ddp) and not self.at_step
 
+    @property
+    def reduces_every_backward(self) -> bool:
+        """Whether each backward adds the mean over replicas to this rank's shards."""
+        return bool(self._fsdp) and self._accumulate is Accumulate.SHARDED
+
     def before_forward(self, *, last: bool) -> None:
         """Set before the forward: DDP decides there whether the coming backward reduces."""
         for model in self._ddp:
