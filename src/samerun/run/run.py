@@ -40,7 +40,7 @@ from samerun.state.extra import Stateful
 from samerun.state.rng import preserved_rng
 from samerun.state.schedule import SchedulerLike
 from samerun.step.noise import NoiseEstimate
-from samerun.step.options import Objective, StepOptions
+from samerun.step.options import ModelRng, Objective, StepOptions
 from samerun.step.parallel.sync import Accumulate
 from samerun.step.precision import Precision
 from samerun.step.schedule import Clock, Curve, clocked
@@ -82,6 +82,7 @@ class Run:
         clock: str | Clock = Clock.UPDATES,
         max_norm: float | None = None,
         noise_every: int | None = None,
+        rng: str | ModelRng = ModelRng.STREAMS,
         save_every: str = "10 min",
         keep_last: int = 5,
         background: bool = True,
@@ -93,7 +94,7 @@ class Run:
         plan: RunPlan | None = None,
         health: str | Mode | HealthOptions = Mode.OBSERVE,
     ) -> None:
-        optimizers = as_mapping(optimizer)
+        optimizers, source = as_mapping(optimizer), as_source(data)
         self._config = RunConfig(
             path=environ.run_path_override() or str(path),
             models=as_mapping(model),
@@ -104,7 +105,7 @@ class Run:
                 Clock.parse(clock),
                 may_change=remap is not None,
             ),
-            source=as_source(data),
+            source=source,
             extra=dict(extra or {}),
             identity=dict(identity or {}),
             mesh=mesh,
@@ -114,6 +115,8 @@ class Run:
                 accumulate=Accumulate.parse(accumulate),
                 max_norm=max_norm,
                 noise_every=noise_every,
+                rng=ModelRng.parse(rng),
+                seed=int(source.identity().get("seed", 0)),
             ),
             saves=SaveOptions(
                 interval=SaveInterval.parse(save_every),
