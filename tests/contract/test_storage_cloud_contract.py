@@ -99,6 +99,18 @@ def test_a_large_object_that_is_given_up_leaves_nothing(storage: Cloud) -> None:
         storage.size_bytes("p/x")
 
 
+def test_an_upload_that_is_given_up_is_aborted(s3: ObjectServer) -> None:
+    """Parts that stay are invisible and paid for."""
+    storage, before = s3.cloud(s3.url(), single_request_bytes=SMALL_PART), s3.unfinished_uploads()
+    storage.make_prefix("p")
+    with pytest.raises(ZeroDivisionError), storage.writer("p/x") as writer:
+        for _ in range(40):
+            writer.write(bytes(2**20))
+        assert s3.unfinished_uploads() == before + 1  # else the test could not fail: it had not begun
+        raise ZeroDivisionError
+    assert s3.unfinished_uploads() == before
+
+
 def test_a_published_key_is_never_written_again(storage: Cloud) -> None:
     promises.put(storage, "p/x", b"1")
     with pytest.raises(AlreadyExistsError):

@@ -125,5 +125,53 @@ def test_a_spoilt_request_of_a_load_is_repeated_or_named(s3: ObjectServer, proxy
 
 
 @pytest.mark.soak
+@pytest.mark.parametrize("spoil", [spoil for spoil in Spoil if spoil is not Spoil.CUT], ids=lambda s: s.name.lower())
+def test_requests_to_azure_spoilt_in_every_way(azure: ObjectServer, spoil: Spoil) -> None:
+    with proxy_before(azure.endpoint) as before:
+        sweep(azure, before, spoil, step=3)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("spoil", [Spoil.ERROR, Spoil.DROP, Spoil.LOSE], ids=lambda s: s.name.lower())
+def test_a_large_upload_spoilt_at_each_of_its_requests_is_whole_or_gone(
+    s3: ObjectServer, proxy: Proxy, spoil: Spoil
+) -> None:
+    """A shard in parts: started, sent, completed, or aborted. Once the store answers again, no parts stay."""
+    data = bytes(range(256)) * 2**16
+
+    def upload(url: str, at: int | None, *, lasting: bool = False) -> None:
+        storage = s3.cloud(url, endpoint=proxy.endpoint, single_request_bytes=5 * 2**20)
+        proxy.plan(spoil, at=None)
+        storage.make_prefix("p")
+        proxy.plan(spoil, at=at, lasting=lasting)
+        with storage.writer("p/x") as writer:
+            for start in range(0, len(data), 2**20):
+                writer.write(data[start : start + 2**20])
+            writer.publish()
+
+    def sweep_uploads(count: int, *, lasting: bool) -> int:
+        num_failed = 0
+        for at in range(count):
+            url = s3.url()
+            try:
+                upload(url, at, lasting=lasting)
+            except StorageError:
+                num_failed += 1
+            assert proxy.num_spoilt >= 1
+            direct = s3.cloud(url)
+            assert direct.names("p") in ([], ["x"])
+            if direct.names("p"):
+                assert direct.get("p/x", max_bytes=2**30).data == data
+        return num_failed
+
+    upload(s3.url(), None)
+    count, left = proxy.num_requests, s3.unfinished_uploads()
+    assert count >= 4  # begin, parts, complete
+    sweep_uploads(count, lasting=False)
+    assert s3.unfinished_uploads() - left <= 1  # a begin whose answer was lost is known to nobody; see the docs
+    assert sweep_uploads(count, lasting=True) >= count - 1  # what cannot be reached cannot be aborted either
+
+
+@pytest.mark.soak
 def test_a_load_spoilt_in_every_way(s3: ObjectServer, proxy: Proxy) -> None:
     spoil_loads(s3, proxy, Spoil)
