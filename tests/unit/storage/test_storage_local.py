@@ -71,3 +71,39 @@ def test_short_writes_are_carried_on(tmp_path: Path) -> None:
     storage = Local(tmp_path, files=Short())
     storage.put_if_absent("x", b"0123456789")
     assert storage.get("x", max_bytes=10).data == b"0123456789"
+
+
+class Hinted(Files):
+    def __init__(self) -> None:
+        self.started: list[tuple[int, int]] = []
+
+    def start_write_back(self, descriptor: int, start: int, num_bytes: int) -> None:
+        self.started.append((start, num_bytes))
+        super().start_write_back(descriptor, start, num_bytes)
+
+
+def test_the_disk_is_asked_to_begin_while_bytes_are_still_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("samerun.storage.local.WRITE_BACK_BYTES", 8)
+    (tmp_path / "p").mkdir()
+    files, words = Hinted(), [b"abc", b"defgh", b"ijklmnopq", b"rs"]
+    with Local(tmp_path, files=files).writer("p/x") as writer:
+        for word in words:
+            writer.write(word)
+        assert files.started == [(0, 8), (8, 9)]
+        writer.publish()
+    assert (tmp_path / "p" / "x").read_bytes() == b"".join(words)
+
+
+def test_a_file_system_that_takes_no_hints_is_written_to_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ESPIPE, os.strerror(errno.ESPIPE))
+
+    monkeypatch.setattr("samerun.storage.posix.os.posix_fadvise", refuse)
+    monkeypatch.setattr("samerun.storage.local.WRITE_BACK_BYTES", 1)
+    (tmp_path / "p").mkdir()
+    with Local(tmp_path).writer("p/x") as writer:
+        writer.write(b"abc")
+        writer.publish()
+    assert (tmp_path / "p" / "x").read_bytes() == b"abc"
