@@ -181,9 +181,10 @@ SAVE_EACH = 4
 def background(root: Path, tensors: Tensors, rounds: int, quiet: Quiet) -> dict[str, Any]:
     """A loop of matrix products with a save each fourth window, and the same loop without.
 
-    A window is a fixed number of products that take four times as long as copying the tensors once. What a save costs:
-    (wall of the loop with saves, the last one settled − wall without) / saves; `blocked` is the part in which the call
-    had not returned. DCP's caller has to wait for the save before, as every user of it must.
+    A window is a fixed number of products that take four times as long as copying the tensors once, and then the place
+    where an optimizer would step: there a late copy is waited for, as `Run` does. What a save costs: (wall of the loop
+    with saves, the last one settled − wall without) / saves; `blocked` is the part in which the loop stood still: the
+    call and that wait. DCP's caller has to wait for the save before, as every user of it must.
     """
     matrix = torch.randn(512, 512)
     copies = {key: torch.empty_like(tensor) for key, tensor in tensors.items()}
@@ -202,11 +203,14 @@ def background(root: Path, tensors: Tensors, rounds: int, quiet: Quiet) -> dict[
     blocked: dict[str, list[float]] = {}
     taken = Taken()
 
-    def loop(name: str, save: Work, settle: Work) -> None:
+    def loop(name: str, save: Work, settle: Work, fence: Work = lambda: None) -> None:
         for window in range(WINDOWS):
-            if window % SAVE_EACH == 0:
-                blocked.setdefault(name, []).append(wall(save))
+            saves_now = window % SAVE_EACH == 0
+            stopped = wall(save) if saves_now else 0.0
             products(count)
+            stopped += wall(fence)
+            if saves_now:
+                blocked.setdefault(name, []).append(stopped)
         settle()
 
     state = {"weights": Captured(tensors=tensors)}
@@ -225,7 +229,15 @@ def background(root: Path, tensors: Tensors, rounds: int, quiet: Quiet) -> dict[
             quiet.round()
             ways: dict[str, Work] = {
                 "without": lambda: loop("without", lambda: None, lambda: None),
-                "samerun": lambda: loop("samerun", lambda: store.save(state, Progress(), facts={}), store.settle),
+                "samerun": lambda: loop(
+                    "samerun",
+                    lambda: store.save(state, Progress(), facts={}, late=["weights"]),
+                    store.settle,
+                    store.fence,
+                ),
+                "samerun, all copied at once": lambda: loop(
+                    "samerun, all copied at once", lambda: store.save(state, Progress(), facts={}), store.settle
+                ),
                 "dcp.async_save": lambda save=theirs, last=pending: loop(  # type: ignore[misc]
                     "dcp.async_save", save, lambda: last[-1].result()
                 ),
