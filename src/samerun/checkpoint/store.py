@@ -154,7 +154,7 @@ class Store:
         staging = self._staging(staged, fingerprints, late)
         pending = self._pending = Pending(name, in_background=staging is not None)
         if staging is None:
-            self._finish(pending, header, replace(staged, digests=fingerprints.all()), started)
+            self._finish(pending, header, replace(staged, unread=fingerprints), started)
             pending.clocks.staged_seconds = pending.clocks.written_seconds  # nothing was copied: writing was staging
         else:
             work = (pending, header, staging, started)

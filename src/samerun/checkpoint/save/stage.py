@@ -54,6 +54,8 @@ class Staged:
     pieces: tuple[Piece, ...]
     plain: dict[str, Any]
     digests: dict[str, dict[str, str]]
+    unread: Fingerprints | None = None
+    """What still gives the digests, where tensors are written from live memory: each is read when it is written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

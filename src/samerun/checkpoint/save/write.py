@@ -13,6 +13,7 @@ from samerun.format.blocks import BLOCK_BYTES, BlockWriter
 from samerun.format.schema import INDEX_SCHEMA, Chunk, DataFile, FileEntry, Index, RankTensor
 from samerun.format.sealed import to_document
 from samerun.format.shard import ShardItem, shard_header, write_order
+from samerun.state.fingerprint import tensor_digest
 
 if TYPE_CHECKING:
     from samerun.checkpoint.save.stage import Piece, Staged
@@ -24,11 +25,12 @@ Hook = Callable[[str], None]
 def write_rank(storage: Storage, name: str, rank: int, staged: Staged, at: Hook) -> list[FileEntry]:
     """Writes this rank's files durably under the checkpoint's prefix; returns what the manifest must say of them."""
     prefix = names.checkpoint_prefix(name)
-    pieces, file = list(staged.pieces), None
+    pieces: list[Piece] = []
+    file: DataFile | None = None
     starts: list[int] = []
     entries: list[FileEntry] = []
-    if pieces:
-        file, entry, pieces, starts = _write_shard(storage, prefix, rank, pieces, at)
+    if staged.pieces:
+        file, entry, pieces, starts = _write_shard(storage, prefix, rank, staged, at)
         entries.append(entry)
         at("save:shard")
     index = _index(name, rank, staged, file, list(zip(pieces, starts, strict=True)))
@@ -39,15 +41,16 @@ def write_rank(storage: Storage, name: str, rank: int, staged: Staged, at: Hook)
 
 
 def _write_shard(
-    storage: Storage, prefix: str, rank: int, pieces: list[Piece], at: Hook
+    storage: Storage, prefix: str, rank: int, staged: Staged, at: Hook
 ) -> tuple[DataFile, FileEntry, list[Piece], list[int]]:
-    file_name = names.data_file(rank)
+    file_name, pieces = names.data_file(rank), staged.pieces
     items = [_item(piece) for piece in pieces]
     order = write_order(items)
     head, starts = shard_header([items[i] for i in order], where=file_name)
     ordered = [pieces[i] for i in order]
     with storage.writer(f"{prefix}/{file_name}") as writer, BlockWriter(writer, head) as blocks:
         for piece in ordered:
+            _digest(piece, staged)  # while the thread of `blocks` is busy with what was written before
             blocks.write(host_bytes(piece.tensor))
         blocks.finish()
         at("save:writing")
@@ -57,6 +60,12 @@ def _write_shard(
         name=file_name, num_bytes=blocks.num_bytes, head_bytes=len(head), block_bytes=BLOCK_BYTES, blocks=digests
     )
     return file, FileEntry(file_name, blocks.num_bytes, sha256), ordered, starts
+
+
+def _digest(piece: Piece, staged: Staged) -> None:
+    unread = staged.unread
+    if unread is not None and unread.wants(piece.component, piece.key) and piece.tensor.numel():
+        unread.note(piece.component, piece.key, tensor_digest(piece.tensor))
 
 
 def _item(piece: Piece) -> ShardItem:
@@ -84,7 +93,7 @@ def _index(name: str, rank: int, staged: Staged, file: DataFile | None, placed: 
         chunks=chunks,
         rank_tensors=own,
         plain=staged.plain,
-        digests=staged.digests,
+        digests=staged.digests if staged.unread is None else staged.unread.all(),
     )
 
 
