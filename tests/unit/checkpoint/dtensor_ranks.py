@@ -10,6 +10,7 @@ from samerun.checkpoint import Store
 from samerun.core.component import Captured
 from samerun.core.progress import Progress, Updates, Windows
 from samerun.ranks.torch_group import TorchGroup
+from samerun.state.fingerprint import fingerprint
 
 SHAPES = [(7, 13), (13, 2), (1, 5), (2, 3, 4), (16,), (0, 3)]
 WORDS: dict[str, Placement] = {"R": Replicate(), "0": Shard(0), "1": Shard(1)}
@@ -34,7 +35,9 @@ def save(path: str, mesh_shape: list[int], word: str) -> dict[str, int]:
     tensors = {str(number): distributed(number, mesh_shape, word) for number in range(len(SHAPES))}
     store = Store(path, group=TorchGroup())
     progress = Progress(windows=Windows(1), updates=Updates(1))
-    entry = store.save({"weights": Captured(tensors=tensors)}, progress, facts={}).result()
+    captured = Captured(tensors=tensors)
+    entry = store.save({"weights": captured}, progress, facts={}).result()
+    assert store.open(entry).digests == {"weights": fingerprint(captured)}
     return {"bytes": entry.num_bytes}
 
 

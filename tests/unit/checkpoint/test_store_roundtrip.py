@@ -18,6 +18,7 @@ from samerun.core.progress import Progress, Samples, Tokens, Updates, Windows
 from samerun.errors import DamagedError, MismatchError, UsageError
 from samerun.format.layout import Box, piece
 from samerun.ranks.threads import ThreadGroup, run_ranks
+from samerun.state.fingerprint import fingerprint
 from samerun.storage.local import Local
 from samerun.storage.memory import Memory
 
@@ -286,6 +287,22 @@ def test_fingerprint_digests_come_back_per_rank() -> None:
     run_ranks(2, body)
     store = Store(storage)
     assert store.open(store.catalog().entries[0]).digests == {"weights": {"w": "d0"}}
+
+
+def test_digests_are_those_of_all_that_a_rank_held_whoever_wrote_it() -> None:
+    storage = Memory()
+
+    def body(group: ThreadGroup) -> None:
+        weights = {f"w{n}": torch.full((11,), float(n)) for n in range(4)}
+        weights |= {"turned": torch.arange(6.0).reshape(2, 3).T, "bf": torch.ones(3).bfloat16()}
+        weights |= {"scalar": torch.tensor(3), "empty": torch.zeros(0, 2)}
+        own = {"alike": torch.arange(4), "own": torch.arange(5) * group.rank}
+        state = {"weights": Captured(tensors=weights, plain={"lr": 0.5}), "rng": Captured(rank_tensors=own)}
+        store = Store(storage, group=group)
+        entry = store.save(state, PROGRESS, facts={}).result()
+        assert store.open(entry).digests == {name: fingerprint(captured) for name, captured in state.items()}
+
+    run_ranks(3, body)
 
 
 @pytest.mark.parametrize("facts", [{"x": float("nan")}, {"x": object()}, {1: 2, "a": 3}, {"x": {1, 2}}])
