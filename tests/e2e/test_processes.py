@@ -147,7 +147,9 @@ def test_a_crash_loop_ends_with_the_evidence_and_93(tmp_path: Path) -> None:
     looping = subprocess.run([*command, str(tmp_path / "run"), "crash"], **options)
     assert looping.returncode == ExitCode.DO_NOT_RESTART, looping.stderr
     assert "2 starts failed without committed progress beyond update 0" in looping.stderr
-    assert re.search(r"ValueError: sample \d+ cannot be read on rank 0 in window 0", looping.stderr)
+    assert re.search(
+        r"ValueError: sample \d+ cannot be read on rank 0 in window 0 .positions 0 to 12, epoch 0", looping.stderr
+    )
     fixed = subprocess.run([*command, str(tmp_path / "run")], **options)
     assert fixed.returncode == ExitCode.DONE, fixed.stderr
 

@@ -33,6 +33,8 @@ def launch_until_done(
         if ended.code is not ExitCode.FAILED or limits.any == 0:
             return ended
         if ended.run_path is None or is_url(ended.run_path):
+            why = "the script opened no run" if ended.run_path is None else f"{ended.run_path} is no local path"
+            say(f"not started again: {why}, so there is no ledger to bound restarts by")
             return ended
         failures = _remember(Path(ended.run_path), ended)
         step = next_step(failures, limits)
@@ -49,6 +51,7 @@ def _remember(run: Path, ended: Ended) -> list[Failure]:
         reason=ended.reason,
         rank=ended.rank,
         window=ended.window,
+        batch=ended.batch,
         committed_updates=_committed_updates(run),
         checkpoint=_resumed_from(run),
     )

@@ -29,6 +29,8 @@ class Failure:
     reason: str
     rank: int | None
     window: int | None
+    batch: str | None
+    """Which samples that window held."""
     committed_updates: int
     """What the run's newest checkpoint held when this start had ended."""
     checkpoint: str | None
@@ -43,6 +45,7 @@ class Failure:
             "reason": self.reason,
             "rank": self.rank,
             "window": self.window,
+            "batch": self.batch,
             "committed_updates": self.committed_updates,
             "checkpoint": self.checkpoint,
         }
@@ -50,11 +53,12 @@ class Failure:
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Failure:
         names = ("reason", "rank", "window", "committed_updates", "checkpoint")
-        return cls(**{name: value[name] for name in names})
+        return cls(**{name: value[name] for name in names}, batch=value.get("batch"))  # older ledgers have none
 
     def __str__(self) -> str:
         where = "" if self.rank is None else f" on rank {self.rank}"
         when = "" if self.window is None else f" in window {self.window}"
+        when += f" ({self.batch})" if self.batch else ""
         source = f", resumed from {self.checkpoint}" if self.checkpoint else ""
         return f"{self.reason.splitlines()[0] if self.reason else 'no reason known'}{where}{when}{source}"
 

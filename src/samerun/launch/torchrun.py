@@ -33,6 +33,7 @@ class Ended:
     reason: str = ""
     rank: int | None = None
     window: int | None = None
+    batch: str | None = None
     run_path: str | None = None
 
 
@@ -78,5 +79,6 @@ def judge(
         reason=own.reason if own else failure,
         rank=rank,
         window=own.window if own else None,
+        batch=own.batch if own else None,
         run_path=run_path,
     )

@@ -109,6 +109,8 @@ class Attempt:
         self._agreed: Agreed | None = None
         self._stop_agreed = False
         self._stop_told = False
+        self.open_batch: str | None = None
+        """Which samples the open window holds; None between windows."""
         self._window_began: float | None = None
         self.stopping = Stopping(
             parts.stop,
@@ -170,6 +172,7 @@ class Attempt:
         return not reached
 
     def window(self, data: DataWindow) -> Window:
+        self.open_batch = f"positions {data.start} to {data.end}, epoch {data.epoch}"
         self._midwindow.begin(data.index, data.num_microbatches // self._parts.topology.num_replicas)
         return Window(
             self._parts.engine,
@@ -282,6 +285,7 @@ class Attempt:
                 say(alert)
         self._agreed = agreed
         self._midwindow.decided()
+        self.open_batch = None
         self.stopping.spans.enter("loop body")
         self.saving.decided(agreed)
         if self._window_began is not None:

@@ -152,7 +152,7 @@ class Run:
         except BaseException as error:
             if isinstance(error, Refused) and environ.launcher().rank in (None, 0):
                 say(error.reason)  # a SystemExit ends the script without a word
-            self._let_go(error, window=None)
+            self._let_go(error, window=None, batch=None)
             raise
         return self
 
@@ -170,7 +170,7 @@ class Run:
         finally:
             attempt.close(error)
             self._attempt = None
-            self._let_go(error, window=window)
+            self._let_go(error, window=window, batch=attempt.open_batch)
 
     def windows(self, until: int | str) -> Iterator[Window]:
         """The windows of the run up to `until`: 2000 (updates), "1e9 tokens", "3 epochs". Each turn is an edge.
@@ -245,13 +245,13 @@ class Run:
         sources.start()
         self._watching.callback(sources.stop)
 
-    def _let_go(self, error: BaseException | None, *, window: int | None) -> None:
+    def _let_go(self, error: BaseException | None, *, window: int | None, batch: str | None) -> None:
         self._config.source.close()
         self._watching.close()
         if isinstance(error, Stop):
             last_words.leave(environ.launcher(), error)
         elif isinstance(error, Exception):
-            last_words.confess(environ.launcher(), error, window=window)
+            last_words.confess(environ.launcher(), error, window=window, batch=batch)
 
     def _opened(self) -> Attempt:
         if self._attempt is None:

@@ -16,7 +16,14 @@ from samerun.run.starting.loads import MAX_CRASHES, LoadTries, earlier_journals
 
 
 def failed(reason: str = "ValueError: bad batch", updates: int = 5, rank: int = 1) -> Failure:
-    return Failure(reason=reason, rank=rank, window=updates + 1, committed_updates=updates, checkpoint="u5")
+    return Failure(
+        reason=reason,
+        rank=rank,
+        window=updates + 1,
+        batch="positions 60 to 72, epoch 1",
+        committed_updates=updates,
+        checkpoint="u5",
+    )
 
 
 def test_the_same_failure_is_retried_so_often_and_then_ends_with_the_evidence() -> None:
@@ -25,7 +32,7 @@ def test_the_same_failure_is_retried_so_often_and_then_ends_with_the_evidence() 
     assert next_step([failed()] * 2, limits) == Restart(number=2, after_seconds=2.0)
     end = next_step([failed()] * 3, limits)
     assert isinstance(end, GiveUp)
-    for what in ("ValueError: bad batch", "rank 1", "window 6", "u5", "update 5"):
+    for what in ("ValueError: bad batch", "rank 1", "window 6", "positions 60 to 72", "u5", "update 5"):
         assert what in end.evidence
 
 

@@ -26,14 +26,17 @@ class Word:
     """How one rank ended."""
 
     rank: int
+    """Of all nodes: torchrun speaks of failures by that number, its folders are named by the node's own."""
     code: ExitCode
     reason: str
     window: int | None
+    batch: str | None = None
+    """Which samples the open window held: what to look at first when a failure comes back."""
 
 
 def leave(launcher: Launcher, stop: Stop) -> None:
     """Beside torchrun's own error file; nothing without a launcher."""
-    _write(launcher, {"code": int(stop.exit_code), "reason": stop.reason, "window": None})
+    _write(launcher, {"code": int(stop.exit_code), "reason": stop.reason, "window": None, "batch": None})
 
 
 def read_all(log_dir: Path) -> list[Word]:
@@ -45,18 +48,20 @@ def read_all(log_dir: Path) -> list[Word]:
     for path in sorted(rounds[-1].glob(f"*/{FILE_NAME}")):
         value = json.loads(path.read_text())
         word = Word(
-            rank=int(path.parent.name),
+            rank=int(value["rank"]),
             code=ExitCode(value["code"]),
             reason=str(value["reason"]),
             window=value["window"],
+            batch=value["batch"],
         )
         found.append(word)
     return sorted(found, key=lambda word: word.rank)
 
 
-def confess(launcher: Launcher, error: Exception, *, window: int | None) -> None:
+def confess(launcher: Launcher, error: Exception, *, window: int | None, batch: str | None) -> None:
     """An error that nobody planned: what the launcher's ledger tells failures apart by."""
-    _write(launcher, {"code": int(ExitCode.FAILED), "reason": f"{type(error).__name__}: {error}", "window": window})
+    reason = f"{type(error).__name__}: {error}"
+    _write(launcher, {"code": int(ExitCode.FAILED), "reason": reason, "window": window, "batch": batch})
 
 
 def introduce(launcher: Launcher, path: str) -> None:
@@ -91,7 +96,7 @@ def _write(launcher: Launcher, value: dict[str, Any]) -> None:
     if launcher.error_file is not None:
         folder = Path(launcher.error_file).parent
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / FILE_NAME).write_text(json.dumps(value))
+        (folder / FILE_NAME).write_text(json.dumps({"rank": launcher.rank or 0, **value}))
 
 
 def _log_dir(launcher: Launcher) -> Path | None:
