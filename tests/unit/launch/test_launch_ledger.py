@@ -102,6 +102,16 @@ def test_a_crash_loop_ends_in_93_also_across_launchers(tmp_path: Path) -> None:
     assert len((tmp_path / "journal" / "launch.jsonl").read_text().splitlines()) == 3
 
 
+@pytest.mark.parametrize(("path", "said"), [(None, "opened no run"), ("s3://bucket/run", "is no local path")])
+def test_without_a_ledger_there_is_no_second_start_and_it_says_so(path: str | None, said: str) -> None:
+    lines: list[str] = []
+    starts = [Ended(code=ExitCode.FAILED, reason="boom", rank=0, run_path=path)]
+    ended = launch_until_done(
+        ["x"], num_ranks=1, limits=Limits.of(2), say=lines.append, start=lambda *_, **__: starts.pop(), wait=print
+    )
+    assert ended.code is ExitCode.FAILED and said in lines[0]
+
+
 def attempt_journal(folder: Path, number: int, *events: tuple[str, str | None]) -> None:
     journal = Journal(folder / f"{number:06d}.jsonl")
     for event, checkpoint in events:

@@ -135,9 +135,9 @@ def test_records_come_back_as_they_were() -> None:
     assert other == coverage
 
 
-def launcher(error_file: str | None) -> Launcher:
+def launcher(error_file: str | None, rank: int = 0) -> Launcher:
     return Launcher(
-        rank=0, world_size=1, local_rank=0, restart_count=0, supervised=error_file is not None, error_file=error_file
+        rank=rank, world_size=8, local_rank=0, restart_count=0, supervised=error_file is not None, error_file=error_file
     )
 
 
@@ -149,9 +149,9 @@ def test_last_words_are_found_in_the_last_round_only(tmp_path: Path) -> None:
         (10, 1, DoNotRestart("newer")),
     ):
         file = tmp_path / "id" / f"attempt_{attempt}" / str(rank) / "error.json"
-        last_words.leave(launcher(str(file)), stop)
+        last_words.leave(launcher(str(file), rank=4 + rank), stop)  # of the second node: folders count from 0 there
     found = [(word.rank, word.code, word.reason) for word in last_words.read_all(tmp_path)]
-    assert found == [(0, ExitCode.STOPPED, "saved"), (1, ExitCode.DO_NOT_RESTART, "newer")]
+    assert found == [(4, ExitCode.STOPPED, "saved"), (5, ExitCode.DO_NOT_RESTART, "newer")]
 
 
 def test_no_launcher_no_last_words(tmp_path: Path) -> None:
