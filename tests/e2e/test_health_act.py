@@ -82,7 +82,7 @@ def test_the_story_is_told(twin: tuple[Path, Any], capsys: pytest.CaptureFixture
     said = command(capsys, "why", path)
     for words in (
         "decision 1  rewind same data to u000000130-",
-        "seen      the spike that began at window 150 is shifted",
+        "seen      the spike that began at window 150 is ",
         "evidence  window 170: loss ",
         "expected  windows up to 170 pass without an alarm, else the data is suspect",
         "outcome   it came back by window 15",

@@ -12,7 +12,9 @@ WIDTH: Final = 128
 MIN_VALUES: Final = 32
 """Fewer accepted values give no baseline, and so no alarm."""
 DRIFT_SLACK: Final = 0.5
-DRIFT_LIMIT: Final = 8.0
+DRIFT_LIMIT: Final = 10.0
+"""Average windows to a false alarm of Gaussian noise: (e^2kb − 2kb − 1)/2k², slack k, b = limit + 1.166 (Siegmund
+1985), here 1.4e5."""
 _RELATIVE_FLOOR: Final = 1e-3
 _MOST: Final = 2.0
 """One wild but accepted value must not be a drift by itself: z enters the sum cut to ±2 (Huber)."""
