@@ -28,7 +28,10 @@ def storm(first: int, count: int) -> tuple[int, int]:
         storage = Memory()
         storage.objects = dict(base.objects)
         storage._versions = dict.fromkeys(base.objects, 1)
-        storage.objects[key] = data
+        if data is None:
+            del storage.objects[key]
+        else:
+            storage.objects[key] = data
         try:
             _load_newest(storage, newest.name)
         except (CheckpointError, StorageError) as error:
