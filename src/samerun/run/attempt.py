@@ -152,6 +152,7 @@ class Attempt:
             self._actor.heading_for(goal)
         if self._agreed is not None and self._agreed.num_abandon:
             self._leave_as_decided()
+            self.saving.await_end(instead="This attempt ends anyway")  # it was begun while saving was allowed
             self._leave(self.stopping.abandoned(saved_name=self.saving.durable_name))
         if self._is_stop_agreed() and not reached:
             self._stop()
@@ -246,7 +247,8 @@ class Attempt:
             self._parts.faults.at(EVALUATE)
 
     def failed(self, error: BaseException) -> None:
-        """The loop ended by an exception, a stop included: what was seen last is kept."""
+        """The loop ended by an exception, a stop included: what was seen last is kept, a save in flight waited for."""
+        self.saving.close(error)
         if self._health is not None:
             self._health.dump(f"{type(error).__name__}: {error}")
 

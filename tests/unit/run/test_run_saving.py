@@ -15,10 +15,12 @@ from torch import nn
 import samerun
 from samerun.checkpoint import Store
 from samerun.checkpoint.save.staging import Staging
+from samerun.cli.checkpoints.costs import cost_line, cost_of
 from samerun.core.events import read_events
 from samerun.errors import SaveFailedError, Stopped, UsageError
 from samerun.run.starting import opening
 from samerun.storage.local import Local
+from samerun.storage.opening import open_storage
 from samerun.storage.posix import Deed, Files, Operation
 
 Body = Callable[["samerun.Run", int], None]
@@ -252,6 +254,13 @@ def test_what_a_save_cost_is_in_the_journal(tmp_path: Path, disk: SaveFiles) -> 
     assert saved[0]["samples_per_second"] > 0
     assert "samples_per_second" not in saved[-1]  # nothing was trained beside it
     assert len(saved_weights(tmp_path)) == 2
+    storage, entry = open_storage(str(tmp_path)), Store(tmp_path).catalog().entries[0]
+    cost = cost_of(storage, entry)
+    assert cost is not None and cost["clocks"] == saved[-1]["clocks"]
+    line = cost_line(cost)
+    assert all(f"{name} " in line for name in ("blocked", "staged", "written", "durable")), line
+    (tmp_path / "journal" / "000001.jsonl").write_text("no journal any more\n")
+    assert cost_of(storage, entry) is None
 
 
 @pytest.mark.parametrize("background", [True, False])

@@ -10,6 +10,7 @@ import typer
 from samerun.checkpoint.catalog import num_elements, read_manifest
 from samerun.checkpoint.lookup import find, open_run
 from samerun.checkpoint.retired import Retirement
+from samerun.cli.checkpoints.costs import cost_line, cost_of
 from samerun.cli.checkpoints.samples import show_samples
 from samerun.cli.checkpoints.target import answer, catalog_of, describe, describe_retirement, split_target, tags_by_name
 from samerun.core.units import format_bytes
@@ -45,6 +46,7 @@ def show(
     retired = next((one.by for one in catalog.retired if one.entry.name == entry.name), None)
     told = [story for story in stories(storage) if story.target == entry.name or _ended(story, retired)]
     manifest, _ = read_manifest(storage, entry.name)
+    cost = cost_of(storage, entry)
     components = {key: _component(value, tensors) for key, value in manifest.components.items()}
     described = describe(entry, tags_by_name(storage).get(entry.name, []))
     document = {
@@ -53,6 +55,7 @@ def show(
         **described,
         "components": components,
         "facts": manifest.facts,
+        "save": cost,
         "retired": None if retired is None else describe_retirement(retired),
         "recorded": [story.to_json() for story in told],
         "files": [{"name": f.name, "bytes": f.num_bytes, "sha256": f.sha256} for f in manifest.files],
@@ -61,6 +64,8 @@ def show(
     if described["tags"]:
         lines.append(f"tags       {' '.join(described['tags'])}")
     lines.append("progress   " + ", ".join(f"{value} {unit}" for unit, value in described["progress"].items()))
+    if cost is not None:
+        lines.append(cost_line(cost))
     for key, value in components.items():
         lines.append(f"{key:<10} {_summary(value)}")
         lines += [f"    {name}  {dtype} {shape}" for name, (dtype, shape) in value.get("listed", {}).items()]

@@ -190,15 +190,18 @@ class Saving:
 
         A second Ctrl-C does not wait. Local: raises SaveFailedError only where nothing else ends the attempt.
         """
+        if not isinstance(error, KeyboardInterrupt):
+            self.await_end(instead=None if error is None else "The run ends, but not of that")
+
+    def await_end(self, *, instead: str | None) -> None:
+        """Waits for the save in flight as long as there is time. Local; a failure is told with `instead`, or raised."""
         flight = self._flight
-        if flight is None or self._is_abandoned or isinstance(error, KeyboardInterrupt):
+        if flight is None or self._is_abandoned:
             return
         if not flight.pending.wait(self._parts.stop.seconds_left()):
             self._is_abandoned = True
-        elif error is None:
-            self._land()
         else:
-            self._land(instead="The run ends, but not of that")
+            self._land(instead=instead)
 
     @property
     def is_idle(self) -> bool:
