@@ -12,6 +12,7 @@ Decided before the first batch and recorded with its counts. Policies, from the 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum
@@ -31,6 +32,8 @@ class Policy(Enum):
     AT_MOST_ONCE = "at-most-once"
     REFUSE = "refuse"
 
+
+_REPLAY: Final = re.compile(r"replay\((\d+)\)")
 
 CHANGEABLE: Final = frozenset({"global_batch", "micro_batch"})
 """Parts of an identity whose change keeps the order of samples: what `rebatch` covers."""
@@ -91,6 +94,10 @@ def decide(saved: Share, now: Share, *, position: int, allowed: Collection[Polic
         return _if_allowed(wanted, allowed)
     if saved.replicas != now.replicas and not saved.shared:
         return _redealt(saved, now.replicas, position, allowed)
+    if Policy.REFUSE in allowed and (consumed or saved.replicas != now.replicas):
+        change = f"{saved.replicas} replicas became {now.replicas}" if saved.replicas != now.replicas else ""
+        again = f"{consumed} items would be read again" if consumed else ""
+        return _refused(position, f"on_change='refuse': {'; '.join(filter(None, (change, again)))}")
     moved = "" if saved.replicas == now.replicas else f"{saved.replicas} replicas became {now.replicas}; "
     if consumed:
         return Decision(
@@ -137,6 +144,14 @@ def _if_allowed(decision: Decision, allowed: Collection[Policy]) -> Decision:
 
 def _refused(position: int, reason: str) -> Decision:
     return Decision(policy=Policy.REFUSE, reason=reason, position=position)
+
+
+def parse_bounded(text: str | Policy, *, offered: Collection[Policy]) -> tuple[Policy, int | None]:
+    """The same with the bound of a `replay(n)`: at most n items may be read again. Raises UsageError."""
+    found = _REPLAY.fullmatch(text) if isinstance(text, str) else None
+    if found is not None and Policy.REPLAY in offered:
+        return Policy.REPLAY, int(found[1])
+    return parse_policy(text, offered=offered), None
 
 
 def parse_policy(text: str | Policy, *, offered: Collection[Policy]) -> Policy:

@@ -18,13 +18,14 @@ from samerun.data.adapters.marks import Mark, SnapshotRing, capacity_for
 from samerun.data.adapters.recognise import guarantee_of, length_of, whole
 from samerun.data.adapters.resume import resumed, stream_state
 from samerun.data.coverage import add_coverage, mix64
-from samerun.data.elastic import Decision, Policy, Share, parse_policy
+from samerun.data.elastic import Decision, Policy, Share, parse_bounded
 from samerun.data.source import DataWindow, Guarantee, MicroBatch, Replica, SourceBase
 from samerun.errors import UsageError
 
 if TYPE_CHECKING:
     from samerun.data.adapters.reader import Reader
 
+_OFFERED: Final = (Policy.EXACT, Policy.REPLAY, Policy.AT_LEAST_ONCE, Policy.AT_MOST_ONCE, Policy.REFUSE)
 _UNDECIDED_WINDOWS: Final = 16
 """How far a loop may run ahead of its commits before it is told."""
 _log = logging.getLogger("samerun.data")
@@ -37,7 +38,8 @@ class Stream(SourceBase):
     keeps its own k = j·D + r, reads all, and any replica count continues exactly); False if each loader yields only
     its replica's part. `max_replay`: refuse a resume that would read and drop more batches; None: read nothing again.
     `snapshot_every`: windows between two calls of the loader's state_dict(). `num_samples`: how many samples a batch
-    has (default: its length). `on_change`, for parts dealt item by item: "at-least-once" or "at-most-once" when the
+    has (default: its length). `on_change`: "exact"; "replay(1000)" is max_replay=1000; "refuse" goes on only where
+    nothing changed and nothing is read again; for parts dealt item by item "at-least-once" or "at-most-once" when the
     replica count changes.
 
     Guarantee: see the module; it ends where the source itself is not a function of its seed and epoch.
@@ -64,6 +66,8 @@ class Stream(SourceBase):
                 f"snapshot_every={snapshot_every} and microbatches_per_window={microbatches_per_window} must be at "
                 f"least 1, max_replay={max_replay} at least 0"
             )
+        self._on_change, bound = parse_bounded(on_change, offered=_OFFERED)
+        max_replay = max_replay if bound is None else bound
         self.guarantee: Final = guarantee_of(loader, replay=max_replay is not None)
         self.decision: Decision | None = None
         self.changeable: Final[frozenset[str]] = frozenset()
@@ -73,7 +77,6 @@ class Stream(SourceBase):
         self._seed = seed
         self._max_replay = max_replay
         self._snapshot_every = snapshot_every
-        self._on_change = parse_policy(on_change, offered=(Policy.EXACT, Policy.AT_LEAST_ONCE, Policy.AT_MOST_ONCE))
         self._num_samples = num_samples or length_of
         self._device = device
         self._fingerprint = fingerprint
