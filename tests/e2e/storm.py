@@ -26,6 +26,7 @@ from samerun.run.faults import FaultPlan
 WINDOWS_A_BLOW = 12
 """The run is that long for each blow; a blow comes after up to so many windows of a start."""
 PATIENCE_SECONDS = 120.0
+PATIENCE_SECONDS_A_WINDOW = 0.5
 
 
 class Ranks:
@@ -54,9 +55,12 @@ class Ranks:
                 self.codes[rank] = os.waitstatus_to_exitcode(status)
                 del self.alive[rank]
 
-    def wait(self, *, lines: int | None = None) -> bool:
-        """Until all have ended, or rank 0 has passed so many edges in this start; False when neither comes."""
-        deadline = time.monotonic() + PATIENCE_SECONDS
+    def wait(self, *, lines: int | None = None, windows: int = 0) -> bool:
+        """Until all have ended, or rank 0 has passed so many edges in this start; False when neither comes.
+
+        `windows`: how many there are to do before the end, for the time to wait.
+        """
+        deadline = time.monotonic() + PATIENCE_SECONDS + windows * PATIENCE_SECONDS_A_WINDOW
         while time.monotonic() < deadline:
             self.reap()
             if not self.alive or (lines is not None and self.num_lines() - self.began >= lines):
@@ -102,7 +106,7 @@ def storm(kind: str, folder: Path, num_ranks: int, num_blows: int) -> dict[str, 
     done = json.loads(counter.read_text()) if counter.exists() else {"blows": 0, "seconds": 0.0, "odd": []}
     if not (folder / "twin-done").exists():
         twin = Ranks(folder, "twin", num_ranks=num_ranks, until=until)
-        assert twin.wait() and set(twin.codes.values()) == {0}, (folder / "twin.log").read_text()[-2000:]
+        assert twin.wait(windows=until) and set(twin.codes.values()) == {0}, (folder / "twin.log").read_text()[-2000:]
         (folder / "twin-done").touch()
     while done["blows"] < num_blows:
         began = time.monotonic()
@@ -123,7 +127,7 @@ def storm(kind: str, folder: Path, num_ranks: int, num_blows: int) -> dict[str, 
         done["seconds"] += time.monotonic() - began
         counter.write_text(json.dumps(done))
     last = Ranks(folder, "run", num_ranks=num_ranks, until=until)
-    ended = last.wait()
+    ended = last.wait(windows=until)
     last.kill()
     return {**done, "ended": ended, "codes": last.codes}
 

@@ -11,7 +11,7 @@ import json
 import shlex
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,8 +35,6 @@ from samerun.run.faults import FaultPlan, fired, hits
 from samerun.storage.opening import open_storage
 
 TWIN: Final = "twin"
-_WATCHING: Final = frozenset({Scenario.CRASH, Scenario.PREEMPT})
-"""Scenarios that strike a command from outside at changes of its files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,11 +210,8 @@ def _outside(
     on_progress: OnProgress,
 ) -> Judgement:
     _require_possible_from_outside(order)
-    when = order.when
-    if order.scenario in _WATCHING and when.watch is None:
-        when = replace(when, watch=stage.out)
     look = outside.Look(
-        scenario=order.scenario, when=when, sizes=order.wish.sizes, tolerance=order.tolerance, log=order.log
+        scenario=order.scenario, when=order.when, sizes=order.wish.sizes, tolerance=order.tolerance, log=order.log
     )
     course = outside.Course(starts=starts, interruptions=told)
     here, but, before = around

@@ -158,3 +158,12 @@ def test_a_span_ends_at_a_look_and_is_named_after_what_took_most_of_it() -> None
         clock.advance(30.0)
         spans.look()
     assert str(spans) == "44.0 s (evaluate)"
+
+
+def test_opening_and_the_first_window_are_no_measure() -> None:
+    clock = ManualClock()
+    spans = Spans(clock, num_left_out=2)
+    for seconds in (100.0, 300.0, 5.0, 7.0, 6.0):
+        clock.advance(seconds)
+        spans.look()
+    assert spans.longest_seconds == 7.0

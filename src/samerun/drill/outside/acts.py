@@ -16,11 +16,12 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Final
 
 from samerun.drill.inside.scenarios import Scenario
 from samerun.drill.outside.hurting import Hurt
-from samerun.drill.outside.triggers import AfterSeconds, OnFileEvent, When, triggers
+from samerun.drill.outside.triggers import AfterSeconds, OnFileEvent, When, event_shares, triggers
 from samerun.drill.processes import Blow, Interruption
 from samerun.errors import UsageError
 
@@ -55,6 +56,8 @@ class Observed:
     """Until it first changed a file."""
     num_events: int
     """Changes of files under the watched folder."""
+    folder: Path | None = None
+    """The watched folder."""
 
 
 def acts(scenario: Scenario, when: When, seen: Observed, *, sizes: Sequence[int]) -> list[Act]:
@@ -63,30 +66,29 @@ def acts(scenario: Scenario, when: When, seen: Observed, *, sizes: Sequence[int]
 
 
 def _continuity(when: When, seen: Observed, sizes: Sequence[int]) -> list[Act]:
+    if not when.is_said and when.watch is None:
+        return [Act(interruption=one) for one in _spread([Blow.KILL] * when.num_kills, when, seen)]
     found = triggers(when, blow=Blow.KILL, twin_seconds=seen.seconds, twin_events=seen.num_events)
     return [Act(interruption=one) for one in found]
 
 
 def _crash(when: When, seen: Observed, sizes: Sequence[int]) -> list[Act]:
-    if when.watch is None or not seen.num_events:
+    folder = when.watch or seen.folder
+    if folder is None or not seen.num_events:
         raise UsageError("crash kills at changes of files, and the first twin made none where --watch looks")
     number = min(MAX_CRASHES, (math.isqrt(8 * seen.num_events + 1) - 1) // 2)
     step = max(1, 2 * seen.num_events // (number * (number + 1)))
     events = [step * (position + 1) for position in range(number)]  # in sum no more than the twin's, so that all come
-    return [Act(interruption=OnFileEvent(blow=Blow.KILL, folder=when.watch, number=event)) for event in events]
+    return [Act(interruption=OnFileEvent(blow=Blow.KILL, folder=folder, number=event)) for event in events]
 
 
 def _preempt(when: When, seen: Observed, sizes: Sequence[int]) -> list[Act]:
     if when.is_said:
         found = triggers(when, blow=Blow.TERM, twin_seconds=seen.seconds, twin_events=seen.num_events)
         return [Act(interruption=one) for one in found]
-    times = shares(len(_WAYS_TO_STOP), seen, seed=when.seed)
-    ways: list[Interruption] = [
-        AfterSeconds(blow=blow, after_seconds=at) for blow, at in zip(_WAYS_TO_STOP, times, strict=True)
-    ]
-    if when.watch is not None and seen.num_events:  # the last one in the middle of a save
-        number = max(1, seen.num_events // (len(ways) + 1))
-        ways[-1] = OnFileEvent(blow=Blow.KILL, folder=when.watch, number=number)
+    ways = _spread(_WAYS_TO_STOP, when, seen)
+    if seen.num_events and (folder := when.watch or seen.folder):  # the last one in the middle of a save
+        ways[-1] = OnFileEvent(blow=Blow.KILL, folder=folder, number=max(1, seen.num_events // (len(ways) + 1)))
     return [Act(interruption=way) for way in ways]
 
 
@@ -114,8 +116,22 @@ def _kills(number: int, when: When, seen: Observed) -> list[Act]:
         asked = replace(when, num_kills=number)
         found = triggers(asked, blow=Blow.KILL, twin_seconds=seen.seconds, twin_events=seen.num_events)[:number]
         return [Act(interruption=one) for one in found]
-    times = shares(number, seen, seed=when.seed)
-    return [Act(interruption=AfterSeconds(blow=Blow.KILL, after_seconds=at)) for at in times]
+    return [Act(interruption=one) for one in _spread([Blow.KILL] * number, when, seen)]
+
+
+def _spread(blows: Sequence[Blow], when: When, seen: Observed) -> list[Interruption]:
+    """Some time after a change of a file: the same place in the work on a machine that is faster now than it was for
+    the twin. By time only where the twin changed none."""
+    folder = when.watch or seen.folder
+    if not seen.num_events or folder is None:
+        times = shares(len(blows), seen, seed=when.seed)
+        return [AfterSeconds(blow=blow, after_seconds=at) for blow, at in zip(blows, times, strict=True)]
+    draws = random.Random(when.seed)
+    between = max(0.0, seen.seconds - seen.first_file_seconds) / seen.num_events
+    return [
+        OnFileEvent(blow=blow, folder=folder, number=number, delay_seconds=draws.uniform(0.0, between / 2))
+        for blow, number in zip(blows, event_shares(len(blows), seen.num_events, draws), strict=True)
+    ]
 
 
 def shares(number: int, seen: Observed, *, seed: int) -> list[float]:

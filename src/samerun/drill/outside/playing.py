@@ -70,7 +70,8 @@ class WatchedTwin:
     """Counts file events of a twin, to draw kill points from."""
 
     def __init__(self, watch: Path | None, out: Path) -> None:
-        self._watch = FolderWatch(watch if watch is not None else out)
+        self._folder = watch if watch is not None else out
+        self._watch = FolderWatch(self._folder)
         self._began = time.monotonic()
         self._first_seconds: float | None = None
 
@@ -80,7 +81,9 @@ class WatchedTwin:
 
     def seen(self, ended: Ended) -> Observed:
         first = ended.seconds / 2 if self._first_seconds is None else self._first_seconds
-        return Observed(seconds=ended.seconds, first_file_seconds=first, num_events=self._watch.num_events)
+        return Observed(
+            seconds=ended.seconds, first_file_seconds=first, num_events=self._watch.num_events, folder=self._folder
+        )
 
 
 def play(stage: Stage, look: Look, seen: Observed, course: Course, on_phase: OnPhase) -> Judgement:

@@ -91,7 +91,10 @@ class OnFileEvent:
     number: int
     poll_seconds: float = 0.002
     """A save makes its files within milliseconds of each other."""
+    delay_seconds: float = 0.0
+    """From the change to the blow: a kill between two saves, rather than inside one."""
     _watch: FolderWatch | None = field(init=False, default=None)
+    _seen_seconds: float | None = field(init=False, default=None)
 
     def feed(self, data: bytes) -> None:
         pass
@@ -99,10 +102,13 @@ class OnFileEvent:
     def is_due(self, seconds: float) -> bool:
         if self._watch is None:
             self._watch = FolderWatch(self.folder)
-        return self._watch.look() >= self.number
+        if self._seen_seconds is None and self._watch.look() >= self.number:
+            self._seen_seconds = seconds
+        return self._seen_seconds is not None and seconds - self._seen_seconds >= self.delay_seconds
 
     def __str__(self) -> str:
-        return f"{self.blow.value} at file event {self.number} under {self.folder.name}/"
+        after = f"{self.delay_seconds:.2f} s after" if self.delay_seconds else "at"
+        return f"{self.blow.value} {after} file event {self.number} under {self.folder.name}/"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,11 +133,16 @@ def triggers(when: When, *, blow: Blow, twin_seconds: float, twin_events: int) -
     if when.patterns:
         return [OnPattern(blow=blow, pattern=pattern) for pattern in _at_least(when.patterns, when.num_kills)]
     if when.watch is not None and twin_events:
-        numbers = sorted(draws.randint(1, twin_events) for _ in range(when.num_kills))
+        numbers = event_shares(when.num_kills, twin_events, draws)
         return [OnFileEvent(blow=blow, folder=when.watch, number=number) for number in numbers]
     times = _at_least(when.at_seconds, when.num_kills) if when.at_seconds else None
     times = times or [twin_seconds * draws.uniform(*_TIMES) for _ in range(when.num_kills)]
     return [AfterSeconds(blow=blow, after_seconds=seconds) for seconds in times]
+
+
+def event_shares(number: int, twin_events: int, draws: random.Random) -> list[int]:
+    """For starts that each resume where the last one was: together they need no more events than the twin had."""
+    return [max(1, round(twin_events / (number + 1) * draws.uniform(0.5, 1.1))) for _ in range(number)]
 
 
 def _at_least(given: tuple[_T, ...], number: int) -> list[_T]:

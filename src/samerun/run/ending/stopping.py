@@ -65,7 +65,7 @@ class Stopping:
         self._links = preemption.links(launcher_seconds=launcher_seconds(launcher))
         self._assumed = assumed_links(preemption, self._links, environ.schedulers())
         self._budget_said: Outcome | None = None
-        self.spans = Spans(clock)
+        self.spans = Spans(clock, num_left_out=2)
 
     def must_abandon(self) -> bool:
         """Whether this rank may not save any more: its launcher died, or a newer attempt has begun."""
