@@ -112,6 +112,7 @@ def breaks(run: samerun.Run, name: str) -> None:
         "spike": (health._spikes, "after"),
         "records": (health, "_write"),
         "straggler": (health._stragglers, "row"),
+        "replay": (health._around.lookout.replayer, "again"),
     }
     setattr(*target[name], raises)
 

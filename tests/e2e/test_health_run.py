@@ -130,6 +130,13 @@ def test_each_kind_of_fault_is_told_apart_by_computing_again(ranks: RankPool, tm
     assert sorted(found) == [4, 6, 8, 10, 12]  # and nothing in between is blamed
 
 
+def test_one_process_alone_finds_what_did_not_come_out_twice_the_same(ranks: RankPool, tmp_path: Path) -> None:
+    faults = {"4": [0, "transient"], "6": [0, "persistent"], "8": [0, "data"]}
+    ranks.run(1, "health_scenarios:blame", path=str(tmp_path / "run"), faults=faults, until=10)
+    found = {event["window"]: event["blame"] for event in events(tmp_path / "run", "blame")}
+    assert found == {4: "transient hardware", 8: "data at this position"}  # nobody to compare a lasting fault with
+
+
 def test_looking_again_changes_nothing_in_the_training(ranks: RankPool, tmp_path: Path) -> None:
     for name in ("off", "on"):
         plan = FaultPlan(trace=tmp_path / f"{name}-trace", health={"replay_windows": 1} if name == "on" else {})
@@ -138,9 +145,10 @@ def test_looking_again_changes_nothing_in_the_training(ranks: RankPool, tmp_path
     assert [name for name, first in found.items() if first is not None] == []
 
 
-@pytest.mark.parametrize("broken", ["spike", "records", "straggler"])
+@pytest.mark.parametrize("broken", ["spike", "records", "straggler", "replay"])
 def test_a_part_that_raises_costs_no_training(ranks: RankPool, tmp_path: Path, broken: str) -> None:
-    done = train(ranks, 2, tmp_path / "run", until=25, broken=broken)
+    plan = FaultPlan(health={"replay_windows": 5} if broken == "replay" else {})
+    done = train(ranks, 2, tmp_path / "run", plan=plan, until=25, broken=broken)
     assert done[0]["progress"]["updates"] == 25
     assert done[0]["losses"] == train(ranks, 2, tmp_path / "twin", until=25)[0]["losses"]
 

@@ -223,6 +223,8 @@ class Monitor:
             self._writer.close()
         self._findings.close()
         self._buffers.close()
+        if self._around.lookout is not None:
+            self._around.lookout.replayer.end()
         for name, sink in self._sinks:
             self._guard.call(name, sink.close, default=None)
         if self._around.keeper is not None:
@@ -248,7 +250,7 @@ class Monitor:
         if finding.kind is not Kind.DRIFT:
             self._around.tell(str(finding))
         if self._around.decider is not None:
-            self._around.decider.found(finding)
+            self._guard.call("decisions", self._around.decider.found, finding, default=None)
 
     def _replay(self, window: int) -> None:
         if self._around.keeper is None or self._num_replays >= MAX_REPLAYS:
@@ -263,7 +265,10 @@ class Monitor:
     def _begin_look(self, window: int) -> None:
         every, lookout = self._around.options.replay_windows, self._around.lookout
         self._looks_at = None
-        if lookout is not None and every is not None and window % every == 0:
+        if lookout is None or every is None:
+            return
+        lookout.replayer.end()  # of a window that was dropped in its middle
+        if window % every == 0:
             self._looks_at = f"window:{window}.step"
             self._guard.call("replay", lookout.replayer.begin, default=None)
 
@@ -272,7 +277,8 @@ class Monitor:
         lookout, point = self._around.lookout, self._looks_at
         assert lookout is not None and point is not None
         self._looks_at = None
-        verdict = lookout.look(lambda run: self._guard.call("replay", run, default=""))
+        self._guard.call("replay", lookout.replayer.raise_problem, default=None)
+        verdict = lookout.look(lambda run, failed: self._guard.call("replay", run, default=failed))
         lookout.replayer.end()
         if verdict is not None:
             self._blamed(int(point.removeprefix("window:").removesuffix(".step")), "a forward computed again", verdict)
@@ -289,7 +295,7 @@ class Monitor:
         )
         state_is_bad = self._guard.call("attribution", keeper.state_is_bad, default=False)
         verdict = lookout.rejected(
-            lambda one: self._guard.call("attribution", lookout.replayer.is_bad, one, default=False),
+            lambda run, failed: self._guard.call("attribution", run, default=failed),
             calls,
             state_is_bad=state_is_bad,
         )

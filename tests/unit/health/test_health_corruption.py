@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import contextlib
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -8,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 from samerun.errors import UsageError
 from samerun.health.corruption.attribution import Blame, Evidence, classify, is_confirmed, replay
@@ -19,6 +22,7 @@ from samerun.health.corruption.qualify import (
     runs_for_detection,
     share_seen,
 )
+from samerun.health.corruption.replaying import Call, Replayer, packed, unpacked
 from samerun.ranks.threads import ThreadGroup, run_ranks
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int8, torch.bool, torch.complex64]
@@ -219,3 +223,65 @@ def test_a_flipped_bit_is_attributed_by_real_replays(flips: dict[int, int], blam
         return classify(found)
 
     assert run_ranks(4, body) == [blame] * 4
+
+
+class Gives(nn.Module):
+    def __init__(self, output: object) -> None:
+        super().__init__()
+        self.output = output
+        self.weight = nn.Parameter(torch.ones(3))
+
+    def forward(self, x: torch.Tensor) -> object:
+        return self.output if self.output is not None else {"y": x * self.weight, "n": 3}
+
+
+def test_an_output_that_has_no_digest_costs_no_training_and_is_named_later() -> None:
+    model = Gives(torch.eye(3).to_sparse())
+    replayer = Replayer({"model": model}, contextlib.nullcontext)
+    replayer.begin()
+    model(torch.ones(2, 3))  # does not raise
+    assert replayer.call is None
+    with pytest.raises(RuntimeError):
+        replayer.raise_problem()
+    replayer.end()
+
+
+def test_a_call_travels_to_a_peer_and_comes_out_the_same() -> None:
+    model = Gives(None)
+    replayer = Replayer({"model": model}, contextlib.nullcontext)
+    replayer.begin()
+    model(torch.randn(2, 3, generator=torch.Generator().manual_seed(1)))
+    call = replayer.call
+    assert call is not None
+    document = packed(call)
+    assert document is not None
+    there = unpacked(json.loads(json.dumps(document)), replayer, torch.device("cpu"))
+    assert replayer.again(there) == replayer.again(call) == replayer.digest != ""
+    with torch.no_grad():
+        model.weight[1] += 1e-3
+    assert replayer.again(call) != replayer.digest
+    assert not replayer.is_bad(call)
+    with torch.no_grad():
+        model.weight[1] = float("inf")
+    assert replayer.is_bad(call)
+    replayer.end()
+
+
+@pytest.mark.parametrize("value", [object(), {1: 2}, torch.zeros(1 << 23)])
+def test_what_cannot_travel_or_is_too_large_stays(value: object) -> None:
+    call = Call(name="model", args=(value,), kwargs={}, streams={}, buffers={})
+    assert packed(call) is None
+
+
+@pytest.mark.parametrize("shape", [(0,), (), (3, 0), (2, 3)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])
+def test_inputs_of_any_shape_travel(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    value = torch.ones(shape, dtype=dtype)
+    call = Call(name="model", args=(value, (1, [2.5, None])), kwargs={"mask": value}, streams={}, buffers={})
+    document = packed(call)
+    assert document is not None
+    replayer = Replayer({}, contextlib.nullcontext)
+    there = unpacked(json.loads(json.dumps({**document, "streams": {"$dict": {}}})), replayer, torch.device("cpu"))
+    assert torch.equal(there.args[0], value) and there.args[0].dtype == dtype
+    assert there.args[1] == (1, [2.5, None])
+    assert torch.equal(there.kwargs["mask"], value)

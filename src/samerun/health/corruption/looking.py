@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from samerun.health.corruption.attribution import Blame, Evidence, classify
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     import torch
 
     from samerun.ranks.group import Group
+
+Guarded = Callable[[Callable[[], Any], Any], Any]
+"""Runs this rank's own part; the second argument is the answer where that fails, so that every rank goes on."""
 
 _CLEAN_LOOKS: Final = 3
 """After so many looks without a difference the kernels are taken for deterministic, whatever the settings say."""
@@ -49,18 +53,18 @@ class Lookout:
         self._num_clean = 0
         self._turn = 0
 
-    def look(self, call: Callable[[Callable[[], str]], str]) -> Verdict | None:
-        """Before the step. None where all agree. `call` runs this rank's own part, guarded; "" is its failure."""
+    def look(self, guarded: Guarded) -> Verdict | None:
+        """Before the step. None where all agree."""
         replayer, group = self.replayer, self._group
         mine = replayer.call
-        again = "" if mine is None else call(lambda: replayer.again(mine))
+        again = "" if mine is None else guarded(lambda: replayer.again(mine), "")
         answers = group.gather([replayer.digest, again])
         odd = [rank for rank, (first, second) in enumerate(answers) if first and second and first != second]
         suspect = odd[0] if odd else self._turn % group.size
         self._turn += 1
-        peers = self._peers(suspect, call)
+        peers = self._peers(suspect, guarded)
         first, second = answers[suspect]
-        steady = not odd or self._is_steady(suspect, second, call)
+        steady = not odd or self._is_steady(suspect, second, guarded)
         made = {rank: value for rank, value in enumerate(peers) if value} | ({suspect: second} if second else {})
         if not odd and len(set(made.values())) <= 1:
             self._num_clean += 1
@@ -77,24 +81,25 @@ class Lookout:
         )
         return Verdict(blame=classify(evidence), evidence=evidence)
 
-    def rejected(self, is_bad: Callable[[Call], bool], calls: Sequence[Call], *, state_is_bad: bool) -> Verdict | None:
+    def rejected(self, guarded: Guarded, calls: Sequence[Call], *, state_is_bad: bool) -> Verdict | None:
         """After a window whose loss was not finite, and which changed nothing. `calls`: this rank's forwards.
 
         The first rank whose replay fails again is the suspect; where none does it was transient, and nobody is named.
         """
         group = self._group
-        failing = [position for position, one in enumerate(calls) if is_bad(one)]
+        replayer = self.replayer
+        failing = [n for n, one in enumerate(calls) if guarded(partial(replayer.is_bad, one), False)]
         good = len(failing) < len(calls) if len(calls) > 1 else None  # there must be another one to tell by
         answers = group.gather([bool(failing), good, state_is_bad])
         bad = [rank for rank, answer in enumerate(answers) if answer[0]]
         if not bad:
             return None
         suspect = bad[0]
-        mine = packed(calls[failing[0]]) if group.rank == suspect else None
+        mine = guarded(lambda: packed(calls[failing[0]]), None) if group.rank == suspect else None
         sent = group.gather(mine)[suspect]
         verdict = ""
         if sent is not None and group.rank != suspect:
-            verdict = "bad" if is_bad(unpacked(sent, self.replayer, self._device)) else "good"
+            verdict = guarded(lambda: _word(replayer.is_bad(unpacked(sent, replayer, self._device))), "")
         peers = tuple(one for one in group.gather(verdict) if one)
         evidence = Evidence(
             suspect=suspect,
@@ -107,26 +112,31 @@ class Lookout:
         )
         return Verdict(blame=classify(evidence), evidence=evidence)
 
-    def _peers(self, suspect: int, call: Callable[[Callable[[], str]], str]) -> list[str]:
+    def _peers(self, suspect: int, guarded: Guarded) -> list[str]:
         """What each rank makes of the suspect's microbatch, in rank order; "" for the suspect or if it cannot be."""
         replayer, group = self.replayer, self._group
         if group.size == 1:
             return []
-        mine = packed(replayer.call) if group.rank == suspect and replayer.call is not None else None
+        call = replayer.call
+        mine = guarded(lambda: packed(call), None) if group.rank == suspect and call is not None else None
         sent = group.gather(mine)[suspect]
         own = ""
         if sent is not None and group.rank != suspect:
-            own = call(lambda: replayer.again(unpacked(sent, replayer, self._device)))
+            own = guarded(lambda: replayer.again(unpacked(sent, replayer, self._device)), "")
         return [str(answer) for answer in group.gather(own)]
 
-    def _is_steady(self, suspect: int, second: str, call: Callable[[Callable[[], str]], str]) -> bool:
+    def _is_steady(self, suspect: int, second: str, guarded: Guarded) -> bool:
         """Whether a third run on the suspect is like its second: kernels that vary blame nobody."""
         replayer = self.replayer
         third = ""
         if self._group.rank == suspect and replayer.call is not None:
             mine = replayer.call
-            third = call(lambda: replayer.again(mine))
+            third = guarded(lambda: replayer.again(mine), "")
         return bool(self._group.gather(third)[suspect] == second)
+
+
+def _word(is_bad: bool) -> str:
+    return "bad" if is_bad else "good"
 
 
 def _lonely(made: Mapping[int, str], otherwise: int) -> int:

@@ -46,10 +46,13 @@ class Replayer:
         self._autocast = autocast
         self._handles: list[Any] = []
         self._entered: Call | None = None
+        self._is_replaying = False
         self.call: Call | None = None
         """The last forward of the open window."""
         self.digest = ""
         """Of what it gave."""
+        self.problem: Exception | None = None
+        """What went wrong in a hook, where the training must go on."""
 
     def begin(self) -> None:
         self.end()
@@ -86,20 +89,32 @@ class Replayer:
 
         from samerun.state.rng import preserved_rng
 
-        with preserved_rng(), self._in_state_of(call), torch.enable_grad(), self._autocast():
-            return self._bare[call.name](*call.args, **call.kwargs)
+        self._is_replaying = True  # hooks see this forward, too, where the loop calls the same model
+        try:
+            with preserved_rng(), self._in_state_of(call), torch.enable_grad(), self._autocast():
+                return self._bare[call.name](*call.args, **call.kwargs)
+        finally:
+            self._is_replaying = False
 
     def enter(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         import torch
 
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() and self.problem is None and not self._is_replaying:
             buffers = {key: buffer.detach().clone() for key, buffer in self._bare[name].named_buffers()}
             self._entered = Call(name=name, args=args, kwargs=kwargs, streams=_streams(), buffers=buffers)
 
     def leave(self, output: Any) -> None:
-        if self._entered is not None:
-            self.call, self._entered = self._entered, None
+        if self._entered is None:
+            return
+        self.call, self._entered = self._entered, None
+        try:
             self.digest = digest_of(output)
+        except Exception as error:  # noqa: BLE001  # raised where it is named and switched off, not in the forward
+            self.problem, self.call = error, None
+
+    def raise_problem(self) -> None:
+        if self.problem is not None:
+            raise self.problem
 
     @contextlib.contextmanager
     def _in_state_of(self, call: Call) -> Iterator[None]:
@@ -187,8 +202,11 @@ def _unpacked(value: Any, device: torch.device) -> Any:
     ((kind, inner),) = value.items()
     if kind == "$tensor":
         dtype, shape, text = inner
-        data = torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8) if text else torch.empty(0)
-        return data.view(getattr(torch, dtype)).reshape(shape).to(device) if text else torch.empty(shape).to(device)
+        as_dtype = getattr(torch, dtype)
+        if not text:
+            return torch.empty(shape, dtype=as_dtype, device=device)
+        data = torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8)
+        return data.view(as_dtype).reshape(shape).to(device)
     if kind == "$tuple":
         return tuple(_unpacked(item, device) for item in inner)
     return {key: _unpacked(item, device) for key, item in inner.items()}

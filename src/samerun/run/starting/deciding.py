@@ -18,14 +18,15 @@ def actor_of(parts: Parts, place: Storage, started: Started) -> Actor | None:
     options, source = parts.config.health, parts.config.source
     if not options.decides or parts.group.rank != 0:
         return None
+    can_skip = hasattr(source, "skip")
     if options.mode is Mode.ACT:
         announce(place, started.attempt)
     around = Place(
         storage=place,
         store=parts.store,
         attempt=started.attempt,
-        passed_over=lambda: [(int(a), int(b)) for a, b in source.state_dict().get("skip", ())],
-        can_skip=hasattr(source, "skip"),
+        passed_over=lambda: [(int(a), int(b)) for a, b in source.state_dict().get("skip", ())] if can_skip else [],
+        can_skip=can_skip,
         margin=margin(_beta2(parts.config)) if options.margin is None else options.margin,
         at=parts.faults.at,
         tell=say,

@@ -10,7 +10,7 @@ from typing import Any
 
 from samerun.checkpoint import retired
 from samerun.checkpoint.catalog import read_entry
-from samerun.errors import CheckpointError, Refused, StorageError
+from samerun.errors import Refused, SamerunError
 from samerun.health.rollback import past
 from samerun.health.rollback.decisions import read_decisions
 from samerun.ranks.group import Group
@@ -23,7 +23,7 @@ def settle_rewinds(place: Storage, group: Group, attempt: int) -> list[str]:
     if group.rank == 0:
         try:
             answer = {"lines": _settle(place, attempt)}
-        except (CheckpointError, StorageError, KeyError) as error:
+        except (SamerunError, KeyError, TypeError) as error:
             answer = {"error": str(error)}
     answer = group.broadcast(answer)
     if "error" in answer:
