@@ -257,7 +257,8 @@ class Actor:
         self._checks.remove(check)
         outcome = {"came_back": came_back, "window": window, "seen": seen, "attempt": self._place.attempt}
         past.write_outcome(self._place.storage, check.number, outcome)
-        said = "came back" if came_back else "did not come back: the data was not to blame for it, a device may be"
+        innocent = ": the data was not to blame for it, a device may be" if check.is_same_data else ""
+        said = "came back" if came_back else f"did not come back{innocent}"
         self._place.tell(f"decision {check.number}: it {said} ({seen})")
 
 

@@ -29,9 +29,8 @@ class Check:
     until: int
     """Windows decided by when it is over."""
     expected: str
-
-    def to_json(self) -> dict[str, Any]:
-        return {"until": self.until, "expected": self.expected}
+    is_same_data: bool
+    """Whether nothing but the state was changed: then it is an experiment about the data."""
 
 
 def is_rewind(record: DecisionRecord) -> bool:
@@ -71,7 +70,12 @@ def open_check(record: DecisionRecord) -> Check | None:
     check = record.evidence.get("check")
     if not isinstance(check, Mapping):
         return None
-    return Check(number=record.number, until=int(check["until"]), expected=str(check["expected"]))
+    return Check(
+        number=record.number,
+        until=int(check["until"]),
+        expected=str(check["expected"]),
+        is_same_data=record.skip is None,
+    )
 
 
 def write_outcome(storage: Storage, number: int, outcome: Mapping[str, Any]) -> None:

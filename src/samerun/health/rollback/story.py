@@ -52,8 +52,9 @@ class Story:
         if record.skip is not None:
             lines.append(f"    skips     positions {record.skip[0]} to {record.skip[1]}, at every start from now on")
         if budget := decided.get("budget"):
-            said = ", ".join(f"{name.replace('_', ' ')} {used[-2]} of {used[-1]}" for name, used in budget.items())
-            lines.append(f"    budget    before it: {said}")
+            before = [name for name in budget if name != "quarantined"]
+            said = ", ".join(f"{name.replace('_', ' ')} {budget[name][0]} of {budget[name][1]}" for name in before)
+            lines.append(f"    budget    before it: {said}{_quarantine(budget.get('quarantined'))}")
         if expected := decided.get("expected"):
             lines.append(f"    expected  {expected}")
         if record.mode == past.ACT and expected:
@@ -89,6 +90,10 @@ def stories(storage: Storage) -> list[Story]:
         )
         for record in records
     ]
+
+
+def _quarantine(used: Sequence[int] | None) -> str:
+    return "" if used is None else f"; quarantined with it: {used[1]} samples of {used[2]}"
 
 
 def _evidence(evidence: Mapping[str, Any]) -> Sequence[str]:
