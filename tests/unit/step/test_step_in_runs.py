@@ -164,3 +164,26 @@ def test_the_microbatch_mean_is_a_named_choice(tmp_path: Path) -> None:
     assert identity["step"]["objective"] == "microbatch-mean"
     with pytest.raises(UsageError, match="choose one of 'token-mean'"):
         samerun.Run(tmp_path / "other", objective="mean", **options)
+
+
+def compiled_session(path: Path, until: int, *, compiled: bool) -> list[float]:
+    """Trains to `until` with an average of the weights beside them; returns both."""
+    inner = net(dtype=torch.float32, norm=True)
+    model = torch.compile(inner, backend="eager") if compiled else inner
+    average = torch.optim.swa_utils.AveragedModel(inner, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
+    optimizer = torch.optim.AdamW(inner.parameters(), lr=0.1)
+    with samerun.Run(path, model=model, optimizer=optimizer, data=data(), extra={"ema": average}) as run:
+        for window in run.windows(until=until):
+            for batch in window:
+                window.backward(loss_sum(model, batch), len(batch[1]))
+            window.step()
+            average.update_parameters(inner)
+    return [*flat(inner), *flat(average.module)]
+
+
+def test_compiling_on_off_and_on_again_is_one_run_with_its_average(tmp_path: Path) -> None:
+    """A name with `_orig_mod` in it would be another parameter; an average that starts anew would be another one."""
+    twin = compiled_session(tmp_path / "twin", 3, compiled=False)
+    for until, compiled in ((1, True), (2, False), (3, True)):
+        final = compiled_session(tmp_path / "run", until, compiled=compiled)
+    assert final == twin
