@@ -44,3 +44,22 @@ def test_the_plain_script_sees_other_samples_after_its_first_resume(tmp_path: Pa
 )
 def test_the_hugging_face_script_is_the_same_between_saves(tmp_path: Path) -> None:
     assert drilled(tmp_path, "drill_hf_trainer.py", ("saved step 4$", "saved step 12"), None).kind is Kind.SAME
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(("num_ranks", "named"), [(1, 2), (4, 4)])
+def test_every_fault_in_the_example_is_named_and_the_run_stays_the_same(
+    tmp_path: Path, num_ranks: int, named: int
+) -> None:
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "{nproc}"] if num_ranks > 1 else []
+    words = [sys.executable, *launcher, str(EXAMPLES / "train_gpt.py"), "{out}/run", "--updates", "60"]
+    order = Order(
+        scenario=Scenario.FAULTS,
+        command=Command(words=words, nproc=num_ranks, environ={"OMP_NUM_THREADS": "1"}),
+        wish=Wish(sizes=(num_ranks,)),
+        when=When(),
+    )
+    judgement = drill(order, tmp_path, lambda name, done: None).judgement
+    assert judgement.kind is Kind.SAME, judgement
+    assert [one["named"] for one in judgement.diagnoses] == [True] * named

@@ -147,6 +147,7 @@ def test_replicas_that_differ_go_back_to_where_they_were_equal(ranks: RankPool, 
     assert outcome(path, 1)["came_back"] is False
 
 
+@pytest.mark.soak
 def test_control_advice_does_nothing(ranks: RankPool, tmp_path: Path) -> None:
     path = tmp_path / "run"
     done = start(ranks, path, poison="data", mode="advise")
@@ -155,6 +156,7 @@ def test_control_advice_does_nothing(ranks: RankPool, tmp_path: Path) -> None:
     assert not list((path / "retired").glob("*"))
 
 
+@pytest.mark.soak
 def test_without_a_good_checkpoint_a_person_is_asked(ranks: RankPool, tmp_path: Path) -> None:
     """The newest good checkpoint is gone: nothing is retired, and the exit says not to start again."""
     path = tmp_path / "run"
