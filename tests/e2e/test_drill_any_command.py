@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -184,6 +187,25 @@ def test_nothing_is_left_running(tmp_path: Path) -> None:
     for entry in Path("/proc").glob("[0-9]*"):
         if int(entry.name) != os.getpid():
             assert mark not in environ_of(entry)
+
+
+def test_a_drill_that_is_told_to_end_ends_what_it_started(tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+    sleeps = f"import pathlib, signal; pathlib.Path({str(ready)!r}).touch(); signal.pause()"
+    told = subprocess.Popen(
+        [sys.executable, "-m", "samerun.cli", "drill", "--json", "--", sys.executable, "-c", sleeps, "{out}"],
+        stdout=subprocess.DEVNULL,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )
+    deadline = time.monotonic() + 60
+    while not ready.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert ready.exists()
+    told.send_signal(signal.SIGTERM)
+    assert told.wait(60) == 128 + signal.SIGTERM
+    mark = f"TMPDIR={tmp_path}".encode()
+    assert [entry for entry in Path("/proc").glob("[0-9]*") if mark in environ_of(entry).split(b"\0")] == []
+    assert not list(tmp_path.glob("samerun-drill-*")), "its folder is left behind"
 
 
 def environ_of(entry: Path) -> bytes:

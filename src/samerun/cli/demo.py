@@ -44,6 +44,7 @@ def demo(
     """
     from samerun.demo.story import SHORTEST_RUN_UPDATES
     from samerun.demo.telling import tell
+    from samerun.drill.processes import leaving_in_order
 
     if leave_out is not None and leave_out not in _BREAKABLE:
         raise UsageError(f"--break {leave_out}: choose one of {', '.join(_BREAKABLE)}")
@@ -51,7 +52,7 @@ def demo(
         raise UsageError(f"--updates {updates}: the interruptions need at least {SHORTEST_RUN_UPDATES}")
     if folder is not None and folder.exists() and any(folder.iterdir()):
         raise UsageError(f"--dir {folder} is not empty; name a new folder")
-    with _workplace(folder) as place, _progress(updates, quiet=as_json) as on_progress:
+    with leaving_in_order(), _workplace(folder) as place, _progress(updates, quiet=as_json) as on_progress:
         told = tell(place, num_updates=updates, leave_out=[leave_out] if leave_out else [], on_progress=on_progress)
     if as_json:
         sys.stdout.write(json.dumps(told.to_json(), indent=1) + "\n")

@@ -59,6 +59,7 @@ def drill(
     from samerun.drill.drilling import Order, drill
     from samerun.drill.inside.scenarios import Scenario, Wish
     from samerun.drill.outside.triggers import When
+    from samerun.drill.processes import leaving_in_order
     from samerun.drill.starting import Command
 
     for name in leave_out or ():
@@ -68,7 +69,7 @@ def drill(
     seconds = tuple(float(match.group(1)) for point in at or () if (match := _SECONDS.fullmatch(point)))
     points = tuple(point for point in at or () if not _SECONDS.fullmatch(point))
     sizes = _sizes(nproc)
-    with _workplace(keep) as place:
+    with leaving_in_order(), _workplace(keep) as place:
         order = Order(
             scenario=Scenario(scenario),
             command=Command(

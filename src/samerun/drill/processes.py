@@ -127,6 +127,21 @@ def run_once(
     )
 
 
+@contextlib.contextmanager
+def leaving_in_order() -> Iterator[None]:
+    """SIGTERM and SIGHUP end this process by SystemExit meanwhile: by default what it has started would run on."""
+
+    def leave(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def _strike(process: subprocess.Popen[bytes], token: str, blow: Blow, grace_seconds: float) -> bool:
     """True when SIGTERM was answered by nothing for the whole grace."""
     if blow is Blow.KILL_MAIN:
