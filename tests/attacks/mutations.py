@@ -72,7 +72,8 @@ def _nothing(data: bytes, draw: random.Random, others: list[bytes]) -> bytes:
 def _header(data: bytes, draw: random.Random, others: list[bytes]) -> bytes:
     """The length that a safetensors file begins with: giant, negative, one too many."""
     size = int.from_bytes(data[:8], "little")
-    return draw.choice([2**40, 2**63, 2**64 - 1, size + 1, size - 1, 0]).to_bytes(8, "little", signed=False) + data[8:]
+    wanted = draw.choice([2**40, 2**63, 2**64 - 1, size + 1, size - 1, 0])
+    return (wanted % 2**64).to_bytes(8, "little") + data[8:]
 
 
 def _number(data: bytes, draw: random.Random, others: list[bytes]) -> bytes:
