@@ -168,6 +168,11 @@ class Store:
         if self._pending is not None:
             self._pending.staged.until_over()
 
+    def wait(self) -> None:
+        """Returns once the save in flight, if any, is over, whatever its end. This rank alone; raises nothing."""
+        if self._pending is not None:
+            self._pending.wait()
+
     def settle(self) -> None:
         """Waits for the save in flight, if any, and raises its error if nobody has seen it yet. Collective."""
         pending, self._pending = self._pending, None

@@ -21,6 +21,9 @@
     flip                            a bit of a parameter flips before the next forward
     full_disk, slow_disk            this and every later file operation of a save fails with ENOSPC, or takes `seconds`
 
+A deed outside a save waits for the save in flight, so that what a drill finds does not hang on the disk's speed; the
+points of a save are there to hit one in flight.
+
 `from_window` arms a fault only from that window on. Disk deeds belong to `save:op:N` points. `health` overrides the
 run's `HealthOptions`, so that a drill of a short run need not wait for the intervals of a long one.
 """
@@ -68,6 +71,10 @@ class Deed(Enum):
     FLIP = "flip"
     FULL_DISK = "full_disk"
     SLOW_DISK = "slow_disk"
+
+
+def _no_save() -> None:
+    """None can be in flight yet."""
 
 
 class FaultError(SamerunError):
@@ -146,6 +153,7 @@ class FaultPoints:
         self._window = window
         self._record = None if plan.trace is None else plan.trace / FIRED
         self._hits = None if plan.trace is None else plan.trace / HITS
+        self.settle: Callable[[], None] = _no_save
         self._on_every_operation: Fault | None = None
         self._slow: Fault | None = None
         self._injuries: list[tuple[str, Injury]] = []
@@ -162,6 +170,8 @@ class FaultPoints:
         if fault is not None and self._window() >= fault.from_window:
             del self._mine[point]
             self._remember(fault)
+            if not point.startswith("save:"):
+                self.settle()
             if fault.deed is Deed.RAISE:
                 raise FaultError(f"planned: raise at {point}")
             if fault.deed in (Deed.FULL_DISK, Deed.SLOW_DISK):

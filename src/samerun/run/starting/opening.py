@@ -101,7 +101,7 @@ def _open(config: RunConfig, stop: StopFlag, launcher: Launcher, topology: Topol
     facts = _facts(config, topology, engine)
     place = _place(config.path, plan, faults)
     store = _store(place, groups, config.saves, faults)
-    engine.fence = store.fence
+    engine.fence, faults.settle = store.fence, store.wait
     faults.at("load")
     waive = (*config.waive, *plan.leave_out)
     if group.rank == 0:
