@@ -105,6 +105,12 @@ def test_never_saving_is_lost_work(tmp_path: Path) -> None:
     assert "had written no file" in " ".join(judgement.notes)
 
 
+@pytest.mark.soak
+def test_damage_without_anything_to_damage_proves_nothing(tmp_path: Path) -> None:
+    judgement = drilled(tmp_path, "--fault", "never-saves", scenario=Scenario.DAMAGE)
+    assert judgement.kind is Kind.CANNOT_TELL and "could be damaged" in str(judgement.problem)
+
+
 def test_sigterm_that_is_not_answered_by_a_save_is_lost_work(tmp_path: Path) -> None:
     judgement = drilled(tmp_path / "deaf", scenario=Scenario.PREEMPT)
     assert judgement.kind is Kind.LOST_WORK

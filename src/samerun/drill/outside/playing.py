@@ -101,6 +101,8 @@ def play(stage: Stage, look: Look, seen: Observed, course: Course, on_phase: OnP
     stage.put_aside(RUN)
     if ending is not None:
         return ending
+    if look.scenario is Scenario.DAMAGE and not course.damaged:
+        return _cannot("it had saved nothing that could be damaged when it was killed; choose later points", course)
     return judge(_evidence(stage.place, look, course))
 
 
