@@ -12,6 +12,8 @@
     │   └── AlreadyExistsError          (FileExistsError) put-if-absent lost
     ├── WindowError                 2   the window's contract was broken: second step, missing backward, early exit
     ├── PeerError                   1   another rank failed or vanished
+    ├── SaveFailedError             1   a save beside training failed, and the run's policy is to stop
+    ├── TornCopyError               1   a tensor changed while it was being copied for a save; nothing was published
     └── FencedError                 4   a newer attempt of this run exists; this one may write nothing more
 
     Stop                                how a run ends a process on purpose (SystemExit in scripts,

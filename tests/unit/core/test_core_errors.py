@@ -27,7 +27,7 @@ def test_drawn_codes_are_the_real_ones() -> None:
     for line in (errors.__doc__ or "").splitlines():
         if found := re.match(r"[\s├└│─]*(\w+)[^\d]*?\s(\d+)(\s|$)", line):
             drawn[found.group(1)] = int(found.group(2))
-    assert len(drawn) == 10
+    assert len(drawn) == 12
     assert {name: int(getattr(errors, name).exit_code) for name in drawn} == drawn
 
 
