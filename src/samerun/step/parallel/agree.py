@@ -38,18 +38,55 @@ class Flags:
 _FLAGS: Final = tuple(field.name for field in fields(Flags))
 
 
+class _Scalars:
+    """0-dim values copied side by side, float64, as they come.
+
+    Kept as they are, each would hold a few bytes between the activations of one microbatch and the next, and the
+    allocator could not use that room again as one piece: peak memory grew with the number of microbatches.
+    """
+
+    _AT_ONCE: Final = 64
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pieces = [self._piece()]
+        self._num = 0
+
+    def __len__(self) -> int:
+        return self._num
+
+    def add(self, value: torch.Tensor | float) -> None:
+        place = self._num % self._AT_ONCE
+        if self._num and place == 0:
+            self._pieces.append(self._piece())
+        self._pieces[-1][place] = value
+        self._num += 1
+
+    def stacked(self) -> torch.Tensor:
+        return torch.cat(self._pieces)[: self._num] if len(self._pieces) > 1 else self._pieces[0][: self._num]
+
+    def _piece(self) -> torch.Tensor:
+        return torch.empty(self._AT_ONCE, dtype=torch.float64, device=self._device)
+
+
 class Tally:
     """One optimizer's losses and weights of this rank's part of a window, summed once at its end, on the device."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._losses: list[torch.Tensor] = []
-        self._weights: list[torch.Tensor | float] = []
-        """On the host they were checked when they came; on the device they are checked here."""
+        self._losses = _Scalars(device)
+        self._weights = _Scalars(device)
+        """Empty while all came as numbers of the host, which were checked when they came."""
+        self._on_host: list[float] = []
 
     def add(self, loss: torch.Tensor, weight: torch.Tensor | float) -> None:
-        self._losses.append(loss.detach())
-        self._weights.append(weight.detach().reshape(()) if isinstance(weight, torch.Tensor) else float(weight))
+        self._losses.add(loss.detach())
+        if not isinstance(weight, torch.Tensor) and not len(self._weights):
+            self._on_host.append(float(weight))
+            return
+        for earlier in self._on_host:
+            self._weights.add(earlier)
+        self._on_host.clear()
+        self._weights.add(weight.detach().reshape(()) if isinstance(weight, torch.Tensor) else float(weight))
 
     def sums(self) -> tuple[torch.Tensor | float, torch.Tensor, torch.Tensor]:
         """(weight, loss, number of bad ones), float64, 0-dim; a weight that is known here stays on the host.
@@ -57,28 +94,16 @@ class Tally:
         A bad number is left out, since one NaN would poison the sum for everybody, and its batch counts as bad. The
         weight of a bad loss still counts: its tokens were consumed.
         """
-        if not self._losses:
-            nothing = torch.zeros((), dtype=torch.float64, device=self._device)
-            return 0.0, nothing, nothing
-        losses = self._stacked(self._losses)
+        losses = self._losses.stacked()
         usable = torch.isfinite(losses)
-        weight: torch.Tensor | float
-        on_host = [weight for weight in self._weights if not isinstance(weight, torch.Tensor)]
-        if len(on_host) == len(self._weights):
-            weight = math.fsum(on_host)
-        else:
-            weights = self._stacked([torch.as_tensor(weight, dtype=torch.float64) for weight in self._weights])
+        weight: torch.Tensor | float = math.fsum(self._on_host)
+        if len(self._weights):
+            weights = self._weights.stacked()
             countable = torch.isfinite(weights) & (weights >= 0)
             weight = torch.where(countable, weights, 0.0).sum()
-            losses, usable = torch.where(usable, losses, 0.0), usable & countable
-            return weight, losses.sum(), (~usable).sum().to(torch.float64)
+            loss = torch.where(usable, losses, 0.0).sum()
+            return weight, loss, (~(usable & countable)).sum().to(torch.float64)
         return weight, torch.where(usable, losses, 0.0).sum(), (~usable).sum().to(torch.float64)
-
-    def _stacked(self, scalars: list[torch.Tensor]) -> torch.Tensor:
-        first = scalars[0]
-        if any(other.dtype != first.dtype or other.device != first.device for other in scalars):
-            scalars = [scalar.to(self._device, torch.float64) for scalar in scalars]
-        return torch.stack(scalars).to(self._device, torch.float64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
