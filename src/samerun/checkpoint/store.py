@@ -159,7 +159,7 @@ class Store:
         else:
             work = (pending, header, staging, started)
             # a daemon: a process that must leave at once cannot wait, and what it leaves behind has no manifest
-            threading.Thread(target=self._finish_staged, args=work, name=f"save {name}", daemon=True).start()
+            pending.run_in(threading.Thread(target=self._finish_staged, args=work, name=f"save {name}", daemon=True))
         pending.clocks.blocked_seconds = self._clock.monotonic_seconds() - started
         return pending
 

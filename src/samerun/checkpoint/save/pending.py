@@ -86,6 +86,7 @@ class Pending:
         self.staged = Moment("staged")
         self.durable = Moment("durable")
         self._done = threading.Event()
+        self._thread: threading.Thread | None = None
         self._entry: Entry | None = None
         self._error: Exception | None = None
         self._is_told = False
@@ -112,7 +113,7 @@ class Pending:
 
         Raises StorageError (ETIMEDOUT) when `seconds` pass first; the save goes on.
         """
-        if not self._done.wait(seconds):
+        if not self.wait(seconds):
             raise StorageError(errno.ETIMEDOUT, f"not durable after {seconds} s; still being written", self.name)
         self._is_told = True
         if self._error is not None:
@@ -121,8 +122,17 @@ class Pending:
         return self._entry
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Waits for the end, whatever it is; False when `seconds` pass first."""
-        return self._done.wait(seconds)
+        """Waits for the end, whatever it is, and for the thread that saved; False when `seconds` pass first."""
+        if not self._done.wait(seconds):
+            return False
+        if self._thread is not None:
+            self._thread.join()  # nothing is left for it to do; afterwards nothing of the save is alive
+        return True
+
+    def run_in(self, thread: threading.Thread) -> None:
+        """Starts `thread`, whose last deed is `finish`."""
+        self._thread = thread
+        thread.start()
 
     def raise_untold(self) -> None:
         """Raises the error of a save that is over if nobody has asked for its result."""
