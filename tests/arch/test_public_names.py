@@ -25,6 +25,8 @@ _UNSAID = " has no docstring"
 def name_faults(module: Any) -> list[str]:
     names = list(getattr(module, "__all__", []))
     faults = [] if names == sorted(names) else [f"{module.__name__}.__all__ is not sorted"]
+    if "__dir__" in vars(module) and dir(module) != names:  # the list is written out for type checkers
+        faults.append(f"{module.__name__}.__all__ is not what it loads: {sorted(set(dir(module)) ^ set(names))}")
     for name in names:
         if not hasattr(module, name):
             faults.append(f"{module.__name__}.{name} does not exist")

@@ -7,7 +7,6 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,6 +16,7 @@ from samerun.checkpoint.tensors import dtype_name, host_bytes
 from samerun.convert import torch_file
 from samerun.convert.safetensors_files import INDEX, SINGLE
 from samerun.core.canonical import canonical_bytes
+from samerun.core.choice import Choice
 from samerun.errors import AlreadyExistsError, MismatchError, UsageError
 from samerun.format import names
 from samerun.format.dtypes import safetensors_dtype
@@ -31,7 +31,7 @@ EXPORT_SCHEMA: Final = "ckpt.export.v1"
 MAX_SHARD_BYTES: Final = 5 * 10**9
 
 
-class Form(Enum):
+class Form(Choice):
     """The form of an export: a Hugging Face directory, one safetensors file, or one file of torch.save."""
 
     HF = "hf"

@@ -10,7 +10,6 @@ from samerun.checkpoint.lookup import find, open_run
 from samerun.convert.exporting import Exported, Form
 from samerun.convert.exporting import export as write
 from samerun.core.units import parse_size
-from samerun.errors import UsageError
 
 
 def export(
@@ -32,10 +31,7 @@ def export(
     `destination`, DamagedError for a byte that is wrong. It takes the checkpoint asked for or none: there is no
     fall-back to an older one, which would be other weights.
     """
-    try:
-        form = Form(to)
-    except ValueError:
-        raise UsageError(f"to={to!r} is unknown; choose {', '.join(repr(known.value) for known in Form)}") from None
+    form = Form.parse(to, option="to")
     storage = open_run(run)
     entry = find(storage, read_catalog(storage), checkpoint)
     with Checkpoint(storage, entry, rank=0, size=0) as opened:

@@ -12,10 +12,10 @@ class Choice(Enum):
     """Base of the enums that options are given as. The values are the words of the public interface."""
 
     @classmethod
-    def parse(cls, value: str | Self) -> Self:
-        """The member itself or the one of this name. Raises UsageError naming the option and all choices."""
+    def parse(cls, value: str | Self, *, option: str) -> Self:
+        """The member itself or the one of this name. Raises UsageError naming the `option` and all choices."""
         try:
             return cls(value)
         except ValueError:
             known = ", ".join(repr(member.value) for member in cls)
-            raise UsageError(f"{cls.__name__.lower()}={value!r} is unknown; choose one of {known}") from None
+            raise UsageError(f"{option}={value!r} is unknown; choose one of {known}") from None

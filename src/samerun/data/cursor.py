@@ -280,15 +280,11 @@ def make_cursor(
         raise UsageError(f"the dataset has {num_samples} samples; 1 … {MAX_SAMPLES} can be trained on")
     if not -_MAX_SEED <= seed <= _MAX_SEED:
         raise UsageError(f"seed={seed} does not fit 64 bits; choose one between ±{_MAX_SEED}")
-    try:
-        end = EpochEnd(epoch_end)
-    except ValueError as error:
-        raise UsageError(f"epoch_end={epoch_end!r}; write one of {[e.value for e in EpochEnd]}") from error
     windowing = Windowing(
         order=Order(num_samples=num_samples, seed=operator.index(seed)),
         global_batch=operator.index(global_batch),
         micro_batch=operator.index(micro_batch),
-        epoch_end=end,
+        epoch_end=EpochEnd.parse(epoch_end, option="epoch_end"),
         skip=parse_skip(skip),
     )
     policy = parse_policy(on_change, offered=(Policy.EXACT, Policy.REBATCH))

@@ -10,19 +10,19 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import Enum
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
+from samerun.core.choice import Choice
 from samerun.data.coverage import fingerprints
 from samerun.data.order import MAX_SAMPLES, Int64Array, Order
 from samerun.data.source import Replica
 from samerun.errors import UsageError
 
 
-class EpochEnd(Enum):
+class EpochEnd(Choice):
     """What a window does where an epoch ends inside it."""
 
     STRADDLE = "straddle"

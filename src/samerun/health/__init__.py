@@ -6,26 +6,22 @@ training feeds them and executes what they decide, after writing the decision do
 
 from __future__ import annotations
 
-import importlib
-from typing import Any, Final
+from samerun.core.lazy import lazy_names
 
-_HOME: Final[dict[str, str]] = {
-    "DecisionRecord": "rollback.decisions", "FlightRecorder": "records.flight", "HealthOptions": "options",
-    "JsonlSink": "sinks", "Mode": "options", "RecordWriter": "records.writer", "Sink": "sinks",
-    "SpikeDetector": "spike.detector", "TensorBoardSink": "sinks", "WindowRecord": "records.event",
-    "decide": "rollback.ladder", "find_non_finite": "nonfinite", "quarantine": "rollback.quarantine",
-    "read_decisions": "rollback.decisions", "read_records": "records.event", "run_canary": "corruption.canary",
-    "straggler": "straggler.score",
-}  # fmt: skip
+__all__ = [
+    "DecisionRecord", "FlightRecorder", "HealthOptions", "JsonlSink", "Mode", "RecordWriter", "Sink",
+    "SpikeDetector", "TensorBoardSink", "WindowRecord", "decide", "find_non_finite", "quarantine",
+    "read_decisions", "read_records", "run_canary", "straggler",
+]  # fmt: skip
 
-__all__ = sorted(_HOME)
-
-
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(importlib.import_module(f"samerun.health.{_HOME[name]}"), name)
-    raise AttributeError(f"module 'samerun.health' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted(set(globals()) | set(__all__))
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "DecisionRecord": "rollback.decisions", "FlightRecorder": "records.flight", "HealthOptions": "options",
+        "JsonlSink": "sinks", "Mode": "options", "RecordWriter": "records.writer", "Sink": "sinks",
+        "SpikeDetector": "spike.detector", "TensorBoardSink": "sinks", "WindowRecord": "records.event",
+        "decide": "rollback.ladder", "find_non_finite": "nonfinite", "quarantine": "rollback.quarantine",
+        "read_decisions": "rollback.decisions", "read_records": "records.event", "run_canary": "corruption.canary",
+        "straggler": "straggler.score",
+    },
+)  # fmt: skip

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import Enum
-from typing import Any, Final, Self
+from typing import Any, Final
 
+from samerun.core.choice import Choice
 from samerun.errors import UsageError
 from samerun.health.rollback.ladder import Limits
 from samerun.health.sinks import Sink
@@ -15,7 +15,7 @@ REPORT_WINDOWS: Final = 50
 CHECKSUM_WINDOWS: Final = 200
 
 
-class Mode(Enum):
+class Mode(Choice):
     """How far health goes by itself."""
 
     OFF = "off"
@@ -25,15 +25,6 @@ class Mode(Enum):
     """Also what a person could do about an incident, as a decision record."""
     ACT = "act"
     """Also does it, within the budgets: rewinds to a good checkpoint, quarantines samples, or stops for a person."""
-
-    @classmethod
-    def parse(cls, value: str | Mode) -> Self | Mode:
-        """Raises UsageError naming the modes that exist."""
-        try:
-            return cls(value)
-        except ValueError:
-            known = ", ".join(repr(mode.value) for mode in Mode)
-            raise UsageError(f"health={value!r}: write one of {known}, or samerun.health.HealthOptions(…)") from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +46,7 @@ class HealthOptions:
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "mode", Mode.parse(self.mode))
+        object.__setattr__(self, "mode", Mode.parse(self.mode, option="health"))
         for name in ("report_windows", "checksum_windows", "replay_windows", "margin"):
             value: Any = getattr(self, name)
             if value is not None and (type(value) is not int or value < 1):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
+from samerun.core.choice import Choice
 from samerun.core.component import COMPONENTS
 from samerun.data.source import DataSource
 from samerun.errors import UsageError
@@ -24,18 +24,11 @@ from samerun.step.options import StepOptions
 from samerun.step.schedule import Clock
 
 
-class OnSaveError(Enum):
+class OnSaveError(Choice):
     """What a failed save means for the training. Earlier checkpoints stay whole either way."""
 
     STOP = "stop"
     CONTINUE = "continue"
-
-    @classmethod
-    def parse(cls, value: str | OnSaveError) -> OnSaveError:
-        try:
-            return cls(value)
-        except ValueError:
-            raise UsageError(f"on_save_error={value!r}: write 'stop' or 'continue'") from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

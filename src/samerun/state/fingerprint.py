@@ -2,6 +2,7 @@
 
 Tensors: xxh3-64 over dtype, local shape and bytes (of this rank's shard for a DTensor). Plain numbers, strings and None
 stand for themselves, so that a difference can say how large it is; everything else is a digest of its canonical tree.
+Where bytes must not travel, `integer_sums` are computed where a tensor lives.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from torch.distributed.tensor import DTensor
 from samerun.core.component import Captured, Plain
 
 _LONG_TEXT = 64
+_SUMMED_AT_ONCE = 1 << 22
+"""Elements: their weighted sum needs sixteen bytes for each beside the tensor."""
 _AMBIGUOUS = frozenset("[]:'\"")
 
 
@@ -27,6 +30,20 @@ def tensor_digest(tensor: torch.Tensor) -> str:
     if local.numel():
         digest.update(local.reshape(-1).view(torch.uint8).numpy().data)
     return f"x{digest.hexdigest()}"
+
+
+def integer_sums(elements: torch.Tensor) -> tuple[int, int]:
+    """(Σ e, Σ (position + 1)·e) over flat integers, mod 2^64, whatever the device; one read by the host.
+
+    One flipped bit changes the first, a swap of two unequal elements the second. Ends at changes that keep both.
+    """
+    totals = torch.zeros(2, dtype=torch.int64, device=elements.device)
+    for start in range(0, elements.numel(), _SUMMED_AT_ONCE):
+        part = elements[start : start + _SUMMED_AT_ONCE].to(torch.int64)
+        places = torch.arange(start + 1, start + 1 + part.numel(), device=part.device)
+        totals += torch.stack([part.sum(), (part * places).sum()])
+    plain, weighted = totals.tolist()
+    return plain % 2**64, weighted % 2**64
 
 
 def fingerprint(captured: Captured) -> dict[str, str]:

@@ -64,7 +64,9 @@ class Step:
         noise_every: int | None = None,
     ) -> None:
         models, optimizers = _by_name(model), _by_name(optimizer)
-        schedulers = clocked(optimizers, _by_name(scheduler) if scheduler is not None else {}, Clock.parse(clock))
+        schedulers = clocked(
+            optimizers, _by_name(scheduler) if scheduler is not None else {}, Clock.parse(clock, option="clock")
+        )
         self._topology = topology_of(models.values(), mesh=mesh, launcher=environ.launcher())
         self._schedulers = schedulers
         self._engine = Engine(
@@ -72,9 +74,9 @@ class Step:
             optimizers=optimizers,
             topology=self._topology,
             options=StepOptions(
-                precision=Precision.parse(precision),
-                objective=Objective.parse(objective),
-                accumulate=Accumulate.parse(accumulate),
+                precision=Precision.parse(precision, option="precision"),
+                objective=Objective.parse(objective, option="objective"),
+                accumulate=Accumulate.parse(accumulate, option="accumulate"),
                 max_norm=max_norm,
                 noise_every=noise_every,
             ),

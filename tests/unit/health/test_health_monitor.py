@@ -238,10 +238,10 @@ def test_it_costs_less_than_the_stated_time(tmp_path: Path) -> None:
 
 
 def test_modes() -> None:
-    assert Mode.parse("observe") is Mode.OBSERVE
-    assert Mode.parse(Mode.OFF) is Mode.OFF
-    with pytest.raises(UsageError, match="write one of"):
-        Mode.parse("react")
+    assert HealthOptions.parse("observe").mode is Mode.OBSERVE
+    assert HealthOptions.parse(Mode.OFF).mode is Mode.OFF
+    with pytest.raises(UsageError, match=r"health='react' is unknown; choose one of 'off', 'observe', 'advise', 'act'"):
+        HealthOptions.parse("react")
 
 
 class Recorded(Sink):

@@ -345,7 +345,7 @@ def test_leaving_the_loop_early_keeps_what_was_decided(tmp_path: Path, disk: Sav
 
 
 def test_options_that_cannot_work_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"on_save_error='ignore': write 'stop' or 'continue'"):
+    with pytest.raises(UsageError, match=r"on_save_error='ignore' is unknown; choose one of 'stop', 'continue'"):
         train(tmp_path, on_save_error="ignore")
     with pytest.raises(UsageError, match="max_staging_bytes=-1"):
         train(tmp_path, max_staging_bytes=-1)

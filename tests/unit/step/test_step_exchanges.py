@@ -83,9 +83,9 @@ def test_options_are_checked_and_their_identity_is_plain() -> None:
         with pytest.raises(UsageError, match="max_norm"):
             StepOptions(max_norm=wrong)
     for kind in (Precision, Objective, Accumulate):
-        with pytest.raises(UsageError, match="choose"):
-            kind.parse("no such")
-        assert all(kind.parse(member.value) is member for member in kind)
+        with pytest.raises(UsageError, match="how='no such' is unknown; choose one of "):
+            kind.parse("no such", option="how")
+        assert all(kind.parse(member.value, option="how") is member for member in kind)
     assert StepOptions().identity() == {
         "precision": "fp32",
         "objective": "token-mean",

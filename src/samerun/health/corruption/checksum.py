@@ -17,7 +17,6 @@ from samerun.ranks.group import Group
 if TYPE_CHECKING:
     import torch
 
-_CHUNK: Final = 1 << 20
 _MASK: Final = (1 << 64) - 1
 
 Checksum = tuple[int, int]
@@ -37,21 +36,17 @@ class Disagreement:
 
 
 def checksum(tensor: torch.Tensor) -> Checksum:
-    """Of a tensor's bytes as they lie in row-major order; on its own device, in pieces of 1 Mi words."""
+    """Of a tensor's bytes as they lie in row-major order; on its own device."""
     import torch
+
+    from samerun.state.fingerprint import integer_sums
 
     flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
     for dtype in (torch.int32, torch.int16):
         if flat.numel() % dtype.itemsize == 0:
             flat = flat.view(dtype)
             break
-    total, weighted = 0, 0
-    for start in range(0, flat.numel(), _CHUNK):
-        words = flat[start : start + _CHUNK].to(torch.int64)
-        positions = torch.arange(start + 1, start + 1 + words.numel(), device=words.device)
-        pair = torch.stack([words.sum(), (words * positions).sum()]).tolist()
-        total, weighted = total + pair[0], weighted + pair[1]
-    return total & _MASK, weighted & _MASK
+    return integer_sums(flat)
 
 
 def checksums(tensors: Mapping[str, torch.Tensor]) -> dict[str, Checksum]:

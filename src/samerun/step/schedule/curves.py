@@ -47,61 +47,57 @@ class Constant:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WarmupLinear:
+class _Decaying:
+    """Linear warm-up over `warmup`, then from the base rate down to `final` of it at `total`, as `_left` says."""
+
+    warmup: float = 0
+    total: float
+    final: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check(self, warmup=self.warmup, total=self.total, final=self.final)
+
+    def factor(self, position: float) -> float:
+        if position < self.warmup:
+            return _warm(position, self.warmup)
+        return self.final + (1.0 - self.final) * self._left(position)
+
+    def _left(self, position: float) -> float:
+        """How much of the way down is still to go, from 1 to 0: a straight line from the warm-up's end on."""
+        return 1.0 - _done(position, self.warmup, self.total)
+
+
+class WarmupLinear(_Decaying):
     """Linear warm-up over `warmup`, then a straight line down to `final` of the base rate at `total`."""
 
-    warmup: float = 0
-    total: float
-    final: float = 0.0
-
-    def __post_init__(self) -> None:
-        _check(self, warmup=self.warmup, total=self.total, final=self.final)
-
-    def factor(self, position: float) -> float:
-        if position < self.warmup:
-            return _warm(position, self.warmup)
-        return self.final + (1.0 - self.final) * (1.0 - _done(position, self.warmup, self.total))
+    __slots__ = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WarmupCosine:
+class WarmupCosine(_Decaying):
     """Linear warm-up over `warmup`, then half a cosine down to `final` of the base rate at `total`."""
 
-    warmup: float = 0
-    total: float
-    final: float = 0.0
+    __slots__ = ()
 
-    def __post_init__(self) -> None:
-        _check(self, warmup=self.warmup, total=self.total, final=self.final)
-
-    def factor(self, position: float) -> float:
-        if position < self.warmup:
-            return _warm(position, self.warmup)
-        half_cosine = (1.0 + math.cos(math.pi * _done(position, self.warmup, self.total))) / 2.0
-        return self.final + (1.0 - self.final) * half_cosine
+    def _left(self, position: float) -> float:
+        return (1.0 + math.cos(math.pi * _done(position, self.warmup, self.total))) / 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WarmupStableDecay:
+class WarmupStableDecay(_Decaying):
     """WSD: linear warm-up over `warmup`, the base rate, and over the last `decay` a straight line to `final`."""
 
-    warmup: float = 0
-    total: float
     decay: float
-    final: float = 0.0
 
     def __post_init__(self) -> None:
-        _check(self, warmup=self.warmup, total=self.total, final=self.final)
+        _Decaying.__post_init__(self)  # not super(): slots make another class of this one
         if not 0 <= self.decay <= self.total - self.warmup:
             raise UsageError(
                 f"WarmupStableDecay: a decay of {self.decay:g} does not fit between the warm-up's end {self.warmup:g} "
                 f"and the total {self.total:g}"
             )
 
-    def factor(self, position: float) -> float:
-        if position < self.warmup:
-            return _warm(position, self.warmup)
-        return self.final + (1.0 - self.final) * (1.0 - _done(position, self.total - self.decay, self.total))
+    def _left(self, position: float) -> float:
+        return 1.0 - _done(position, self.total - self.decay, self.total)
 
 
 def _warm(position: float, warmup: float) -> float:
