@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from samerun.checkpoint import Store
+from samerun.checkpoint import Pending, Store
 from samerun.core.component import Captured
 from samerun.core.progress import Progress, Updates, Windows
 from samerun.errors import FencedError, PeerError, StorageError
@@ -215,3 +215,17 @@ def test_the_failure_of_one_rank_in_the_background_is_the_failure_of_all(tmp_pat
     in_two_worlds(2, body)
     assert len(seen) == 2
     assert all("as the test wants" in text for text in seen)
+
+
+def test_who_waits_for_a_save_waits_for_its_thread() -> None:
+    pending, leave, left = Pending("u000000001-00000000"), threading.Event(), []
+
+    def save() -> None:
+        pending.finish()
+        leave.wait(20)
+        left.append("the thread")
+
+    pending.run_in(threading.Thread(target=save))
+    threading.Timer(0.1, leave.set).start()
+    assert pending.wait()
+    assert left == ["the thread"]
