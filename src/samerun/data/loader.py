@@ -1,7 +1,7 @@
 """`Data`: a map-style dataset as an endless stream of windows, fetched by one DataLoader that never ends.
 
 The stream crosses windows and epochs, so prefetching workers are never idle at an edge and start once. It is rebuilt
-only from the committed cursor. With 0 workers nothing is fetched before it is asked for. Torch is imported by the
+only from the committed cursor. With 0 workers nothing is fetched before its window is. Torch is imported by the
 first `windows()`, not by this module.
 """
 
@@ -129,11 +129,8 @@ class Data(Ordered, SourceBase):
         )
 
     def _deliver(self, plan: WindowPlan, number: int) -> MicroBatch:
-        from samerun.data.fetch.feed import Feed, check_device, moved
-
         if self._feed is None:
-            check_device(self._device)
-            self._feed = Feed(self._dataset, self.cursor, self._options)
+            self._feed = self._open_feed()
         try:
             fetched = self._feed.take(plan.index, number)
         except BaseException:
@@ -145,8 +142,13 @@ class Data(Ordered, SourceBase):
             num_samples=len(wanted.samples),
             coverage=fetched.coverage_high << 32 | fetched.coverage_low,
             samples=wanted.samples,
-            value=fetched.value if self._device is None else moved(fetched.value, self._device),
+            value=fetched.value,
         )
+
+    def _open_feed(self) -> Feed:
+        from samerun.data.fetch.feed import Feed  # torch is loaded where data is read
+
+        return Feed(self._dataset, self.cursor, self._options, device=self._device)
 
     def close(self) -> None:
         """Ends the workers; what was fetched and not committed is fetched again by the next `windows()`."""

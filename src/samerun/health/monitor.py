@@ -237,7 +237,7 @@ class Monitor:
     def _write(self, record: WindowRecord) -> None:
         if self._writer is None:
             return
-        self._writer.write(record.to_line())
+        self._writer.write(record.to_line)
         if self._writer.problem is not None and not self._disk_told:
             self._disk_told = True
             rank = self._around.group.rank

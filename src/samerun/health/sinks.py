@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -27,11 +28,15 @@ class JsonlSink:
         self._writer = RecordWriter(Path(path))
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
-        values = {name: value if math.isfinite(value) else str(value) for name, value in scalars.items()}
-        self._writer.write(json.dumps({"step": step, **values}).encode() + b"\n")
+        self._writer.write(partial(_line, step, dict(scalars)))
 
     def close(self) -> None:
         self._writer.close()
+
+
+def _line(step: int, scalars: Mapping[str, float]) -> bytes:
+    values = {name: value if math.isfinite(value) else str(value) for name, value in scalars.items()}
+    return json.dumps({"step": step, **values}).encode() + b"\n"
 
 
 class TensorBoardSink:

@@ -7,7 +7,7 @@ another number of ranks all get rank 0's, as DDP's next broadcast would have it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 from torch import nn
@@ -77,11 +77,7 @@ class KeptBuffers:
     """
 
     def __init__(self, models: Mapping[str, nn.Module]) -> None:
-        self._kept = [
-            (owner, key, buffer.detach().clone())
-            for model in models.values()
-            for owner, key, buffer in _buffers_of(model)
-        ]
+        self._kept = [(owner, key, buffer.detach().clone()) for owner, key, buffer in _buffers_of(models.values())]
 
     def put_back(self) -> None:
         """Into the buffers that still have this shape; another one was only just made by the forward."""
@@ -92,17 +88,18 @@ class KeptBuffers:
                     live.copy_(kept)
 
 
-def _buffers_of(model: nn.Module) -> Iterator[tuple[nn.Module, str, torch.Tensor]]:
+def _buffers_of(models: Iterable[nn.Module]) -> Iterator[tuple[nn.Module, str, torch.Tensor]]:
     """Each buffer once with its owner. `named_buffers()` spends most of its time on names, in every window."""
     seen: set[int] = set()
-    waiting = [model]
+    waiting: list[nn.Module | None] = [*models]
     while waiting:
         module = waiting.pop()
-        if id(module) in seen:
+        if module is None or id(module) in seen:
             continue
         seen.add(id(module))
-        waiting.extend(child for child in module._modules.values() if child is not None)
-        for key, buffer in module._buffers.items():
+        if module._modules:
+            waiting += module._modules.values()
+        for key, buffer in module._buffers.items() if module._buffers else ():
             if buffer is not None and id(buffer) not in seen:
                 seen.add(id(buffer))
                 yield module, key, buffer

@@ -37,10 +37,10 @@ class StoredJournal(Journal):
         self._num_parts = 0
         self._waiting = bytearray()
 
-    def write(self, event: str, *, sync: bool = False, **values: Any) -> None:
+    def _append(self, data: bytes) -> None:
         """Raises StorageError when a part cannot be put; its events go with the next one."""
-        self._waiting += self._line(event, values)
-        if sync or len(self._waiting) >= MAX_PART_BYTES:
+        self._waiting += data
+        if len(self._waiting) >= MAX_PART_BYTES:
             self._put()
 
     def sync(self) -> None:

@@ -1,4 +1,5 @@
 import itertools
+import math
 import os
 import random
 import signal
@@ -85,11 +86,11 @@ def test_coverage_is_of_the_batch_that_arrived() -> None:
     from samerun.data.fetch import keyed
 
     class Swapped(keyed.KeyedFetch):
-        def __getitems__(self, plan):  # type: ignore[no-untyped-def]
+        def fetch(self, plans):  # type: ignore[no-untyped-def]
             from dataclasses import replace
 
-            (epoch, sample), *rest = plan.samples
-            return super().__getitems__(replace(plan, samples=((epoch, (sample + 1) % 13), *rest)))
+            (epoch, sample), *rest = plans[0].samples
+            return super().fetch([replace(plans[0], samples=((epoch, (sample + 1) % 13), *rest)), *plans[1:]])
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("samerun.data.fetch.feed.KeyedFetch", Swapped)
@@ -200,6 +201,43 @@ def test_nothing_is_read_before_it_is_asked_for() -> None:
         batches = iter(window)
         next(batches)
         assert len(dataset.reads) == 2
+
+
+@pytest.mark.parametrize(("limit", "sizes"), [(math.inf, [1, 4, 4, 1]), (-1.0, [1] * 10)], ids=["quick", "slow"])
+def test_quick_samples_are_read_together_and_never_beyond_their_window(
+    limit: float, sizes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without workers: what has no time to gain waits for its turn, so that a device computes meanwhile."""
+    monkeypatch.setattr("samerun.data.fetch.feed._QUICK_SECONDS", limit)
+    dataset, seen = Counted(100), []
+    with Data(dataset, global_batch=20, micro_batch=2) as data:
+        for window in itertools.islice(data.windows(), 3):
+            for batch in window:
+                seen.append(batch.number)
+                dataset.reads.append(-1)  # a forward
+            assert dataset.reads.count(-1) == len(seen) == len(dataset.reads) - 20 * (window.index + 1)
+            data.commit(window)
+        assert seen == [*range(10)] * 3
+    turns = "".join("f" if read < 0 else "r" for read in dataset.reads)
+    first = "".join("rr" * size + "f" * size for size in sizes)
+    later = first if limit < 0 else "".join("rr" * size + "f" * size for size in [4, 4, 2])
+    assert turns == first + later + later
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_what_is_read_together_is_what_is_read_alone(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a replica has fewer microbatches than the others, and across epochs of 13."""
+
+    def everything(limit: float) -> list[dict[tuple[int, int], list]]:
+        monkeypatch.setattr("samerun.data.fetch.feed._QUICK_SECONDS", limit)
+        taken = []
+        for index in range(count):
+            with Data(Drawing(13), global_batch=20, micro_batch=3, collate_fn=drawing_collate) as data:
+                data.attach(Replica(index=index, count=count))
+                taken.append(take(data, 5))
+        return taken
+
+    assert everything(math.inf) == everything(-1.0)
 
 
 def test_a_far_cursor_reads_nothing_that_was_skipped() -> None:

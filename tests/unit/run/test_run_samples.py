@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,12 @@ from torch import nn
 
 import samerun
 from samerun.core.clock import ManualClock
-from samerun.core.events import Journal
+from samerun.core.events import Journal, read_events
 from samerun.data.ledger import account
+from samerun.data.source import DataWindow
 from samerun.run.keeping.samples import SampleLedger, open_samples
+from samerun.step.outcome import Decision, Outcome, Reason
+from samerun.step.parallel.agree import Agreed
 from samerun.storage.journal import SAMPLES, StoredJournal, read_journal
 from samerun.storage.local import Local
 from samerun.storage.memory import Memory
@@ -125,7 +129,7 @@ def test_lines_are_durable_before_the_checkpoint_that_holds_their_window(tmp_pat
 
 def test_each_save_syncs_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
-    monkeypatch.setattr(Journal, "sync", lambda _: order.append("ledger"))
+    monkeypatch.setattr(SampleLedger, "sync", lambda _: order.append("ledger"))
     store_save = samerun.checkpoint.Store.save
 
     def save(self: Any, *arguments: Any, **options: Any) -> Any:
@@ -147,6 +151,65 @@ def test_a_full_disk_ends_the_ledger_and_not_the_training() -> None:
     ledger.sync()
     ledger.sync()
     assert len(said) == 1 and "No space left" in said[0]
+
+
+def decided(index: int) -> tuple[DataWindow, Decision]:
+    data = DataWindow(
+        index=index, start=2 * index, end=2 * index + 2, epoch=0, num_samples=2, num_microbatches=1, slots=1,
+        coverage=index, fetch=lambda: iter(()),
+    )  # fmt: skip
+    outcome = Outcome(
+        reason=Reason.UPDATED, loss=1.0, grad_norm=1.0, grad_norm_clipped=1.0, weight=2.0, lr=0.1, scale=1.0
+    )
+    agreed = Agreed(
+        weight=2.0, loss_sum=2.0, num_bad_losses=0, num_bad_norms=0, squared_norm=1.0, scale=1.0, lr=None,
+        num_samples=2, coverage=index, num_stop=0, num_abandon=0, num_save_due=0, num_save_over=0, num_save_failed=0,
+        noise=(),
+    )  # fmt: skip
+    return data, Decision(outcomes={"model": outcome}, agreed=agreed)
+
+
+def test_lines_of_short_windows_are_written_together_and_all_by_a_sync_or_the_end(tmp_path: Path) -> None:
+    """At the latest a second after the last time, with the time of each decision; long windows at once."""
+    path, clock = tmp_path / "ledger", ManualClock()
+    ledger = SampleLedger(Journal(path), replicas=1, say=pytest.fail, clock=clock)
+
+    def written() -> list[int]:
+        return [line["window"] for line in read_events(path)] if path.exists() else []
+
+    for index in range(4):
+        clock.advance(0.3)
+        ledger.decided(*decided(index))
+        assert written() == ([0, 1, 2, 3] if index == 3 else [])
+    for index in (4, 5):
+        clock.advance(7.0)
+        ledger.decided(*decided(index))
+        assert written()[-1] == index
+    ledger.decided(*decided(6))
+    ledger.decided(*decided(7))
+    assert written()[-1] == 5
+    ledger.sync()
+    assert written()[-1] == 7
+    ledger.decided(*decided(8))
+    ledger.close()
+    assert written() == [*range(9)]
+    times = [line["time"] for line in read_events(path)]
+    assert [round(later - earlier, 3) for earlier, later in pairwise(times[:6])] == [0.3, 0.3, 0.3, 7.0, 7.0]
+
+
+def test_a_ledger_that_has_ended_keeps_nothing_in_memory() -> None:
+    class Full(Journal):
+        def write_all(self, event: str, lines: Any) -> None:
+            raise OSError(28, "No space left on device")
+
+    said: list[str] = []
+    clock = ManualClock()
+    ledger = SampleLedger(Full(None), replicas=1, say=said.append, clock=clock)
+    clock.advance(2.0)
+    for index in range(5):
+        ledger.decided(*decided(index))
+    assert len(said) == 1
+    assert ledger._waiting == []
 
 
 def test_only_the_leading_rank_writes(tmp_path: Path) -> None:

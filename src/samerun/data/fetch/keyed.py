@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -47,11 +47,18 @@ class KeyedFetch:
         self._seed = seed
 
     def __getitems__(self, plan: MicroBatchPlan) -> Fetched:
+        return self.fetch([plan])[0]
+
+    def fetch(self, plans: Sequence[MicroBatchPlan]) -> list[Fetched]:
+        """In this order; what each draws depends on none of the others."""
         with GeneratorsPutBack():
-            items = [self._sample(epoch, sample) for epoch, sample in plan.samples]
-            if self._collate_draws:
-                seed_generators("collate", self._seed, plan.position)
-            value = self._collate(items)
+            return [self._fetch(plan) for plan in plans]
+
+    def _fetch(self, plan: MicroBatchPlan) -> Fetched:
+        items = [self._sample(epoch, sample) for epoch, sample in plan.samples]
+        if self._collate_draws:
+            seed_generators("collate", self._seed, plan.position)
+        value = self._collate(items)
         coverage = coverage_of_pairs(plan.samples)
         return Fetched(plan.window, plan.number, coverage >> 32, coverage & 0xFFFFFFFF, value)
 

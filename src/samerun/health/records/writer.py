@@ -1,4 +1,4 @@
-"""Lines to a file, off the training's path: `write` only puts them aside; one thread of its own does the rest.
+"""Lines to a file, off the training's path: `write` only puts them aside; one thread of its own makes and writes them.
 
 The thread looks once a second. To wake it for every line would cost a short window more than all else in here (0.8 ms
 of CPU, most of it the two threads taking the interpreter from each other); a process that is killed loses the lines of
@@ -35,7 +35,7 @@ class RecordWriter:
         self._head = head
         self._append = append
         self._max_pending = max_pending
-        self._waiting: deque[bytes] = deque()
+        self._waiting: deque[Callable[[], bytes]] = deque()
         self._ending = threading.Event()
         self._thread: threading.Thread | None = None
         self._descriptor: int | None = None
@@ -44,8 +44,8 @@ class RecordWriter:
         self.problem: str | None = None
         """What the last failed write died of; None while all went well."""
 
-    def write(self, line: bytes) -> None:
-        """Never blocks and never raises for the disk's sake."""
+    def write(self, line: Callable[[], bytes]) -> None:
+        """`line` is called on the writer's thread. Never blocks and never raises for the disk's or the line's sake."""
         if self._thread is None:
             self._ending.clear()
             self._thread = threading.Thread(target=self._run, name="samerun-records", daemon=True)
@@ -74,7 +74,15 @@ class RecordWriter:
             self._descriptor = None
 
     def _taken(self) -> list[bytes]:
-        return [self._waiting.popleft() for _ in range(len(self._waiting))]
+        lines = []
+        for _ in range(len(self._waiting)):
+            line = self._waiting.popleft()
+            try:
+                lines.append(line())
+            except (TypeError, ValueError, OverflowError) as error:
+                self.num_dropped += 1
+                self.problem = f"{self._path}: a record cannot be written: {error!r}"
+        return lines
 
     def _put(self, lines: list[bytes]) -> None:
         if not lines:

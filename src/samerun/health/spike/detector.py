@@ -89,14 +89,16 @@ class _Judged:
     value: float
     raw: float
     baseline: Baseline | None
-
-    @property
-    def z(self) -> float | None:
-        return None if self.baseline is None else self.baseline.z(self.value)
+    z: float | None
 
     @property
     def is_out(self) -> bool:
         return self.z is not None and self.z > self.series.threshold.k
+
+
+def _judged(series: Series, value: float, raw: float) -> _Judged:
+    before = series.baseline()
+    return _Judged(series=series, value=value, raw=raw, baseline=before, z=None if before is None else before.z(value))
 
 
 class SpikeDetector:
@@ -116,7 +118,7 @@ class SpikeDetector:
     def after(self, *, window: int, loss: float, grad_norm: float) -> list[Finding]:
         """The findings of one window; values that are not finite (or a norm of 0) are passed over."""
         judged = [
-            _Judged(series=series, value=value, raw=raw, baseline=series.baseline())
+            _judged(series, value, raw)
             for series, value, raw in (
                 (self.grad_norm, math.log(grad_norm) if 0 < grad_norm < math.inf else math.nan, grad_norm),
                 (self.loss, loss, loss),

@@ -95,15 +95,15 @@ class Tally:
         weight of a bad loss still counts: its tokens were consumed.
         """
         losses = self._losses.stacked()
-        usable = torch.isfinite(losses)
+        loss = torch.nan_to_num(losses, nan=0.0, posinf=0.0, neginf=0.0).sum()
+        is_bad = (losses - losses) != 0  # NaN unless finite; a third of the kernels of isfinite
         weight: torch.Tensor | float = math.fsum(self._on_host)
         if len(self._weights):
             weights = self._weights.stacked()
-            countable = torch.isfinite(weights) & (weights >= 0)
-            weight = torch.where(countable, weights, 0.0).sum()
-            loss = torch.where(usable, losses, 0.0).sum()
-            return weight, loss, (~(usable & countable)).sum().to(torch.float64)
-        return weight, torch.where(usable, losses, 0.0).sum(), (~usable).sum().to(torch.float64)
+            is_countable = torch.isfinite(weights) & (weights >= 0)
+            weight = torch.where(is_countable, weights, 0.0).sum()
+            is_bad |= ~is_countable
+        return weight, loss, is_bad.sum(dtype=torch.float64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
