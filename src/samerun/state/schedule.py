@@ -2,6 +2,10 @@
 
 Holds every scheduler's own state and every parameter group's current options (lr, betas, weight decay, …), so a run
 without a scheduler keeps its learning rate too. Membership of the groups is recorded by parameter name and checked.
+
+An optimizer passes over frozen members, so they are recorded twice: as the program began, where a program that begins
+otherwise would train another model and is refused, and as of the save, which comes back: what a loop has thawed stays
+thawed, and what it freezes for half a window (a GAN's critic) is as it was.
 """
 
 from __future__ import annotations
@@ -38,12 +42,14 @@ class Schedule:
         self._optimizers = optimizers
         self._schedulers = schedulers
         self._models = models
+        self._first_frozen = {which: self._frozen(which) for which in optimizers}
 
     def capture(self) -> Captured:
         plain, tensors = split_tree(
             {
                 "groups": {which: self._options(which) for which in self._optimizers},
                 "members": {which: self._members(which) for which in self._optimizers},
+                "frozen": {which: [self._first_frozen[which], self._frozen(which)] for which in self._optimizers},
                 "schedulers": {which: scheduler.state_dict() for which, scheduler in self._schedulers.items()},
             },
             path="",
@@ -58,7 +64,7 @@ class Schedule:
             return target
 
         state = join_tree(source.plain, load)
-        if not isinstance(state, dict) or set(state) != {"groups", "members", "schedulers"}:
+        if not isinstance(state, dict) or set(state) | {"frozen"} != {"groups", "members", "frozen", "schedulers"}:
             raise MismatchError("scheduler: the checkpoint's entry is not a table of groups, members and schedulers")
         for what, live in (("groups", self._optimizers), ("schedulers", self._schedulers)):
             if set(state[what]) != set(live):
@@ -71,10 +77,28 @@ class Schedule:
                     f"scheduler: optimizer {which} had {_sizes(state['members'][which])} parameters in its groups, "
                     f"the program has {_sizes(self._members(which))}, or others by name"
                 )
+            if "frozen" in state:  # not in checkpoints from before it was recorded
+                self._restore_frozen(which, *state["frozen"][which])
             for group, options in zip(optimizer.param_groups, state["groups"][which], strict=True):
                 _apply(group, options)
         for which, scheduler in self._schedulers.items():
             scheduler.load_state_dict(state["schedulers"][which])
+
+    def _restore_frozen(self, which: str, first: list[str], saved: list[str]) -> None:
+        """The program may begin as the run did, or as the last edge left it in this very process."""
+        now = self._frozen(which)
+        if now not in (first, saved):
+            changed = [f"{name} was frozen and is not" for name in first if name not in now]
+            changed += [f"{name} is frozen and was not" for name in now if name not in first]
+            more = f" and {len(changed) - 4} more" if len(changed) > 4 else ""
+            raise MismatchError(
+                f"scheduler: optimizer {which} would train other parameters: {', '.join(changed[:4])}{more}; set "
+                f"requires_grad as it was when the run began"
+            )
+        self._first_frozen[which] = first
+        for group in named_groups(self._optimizers[which], self._models, which=which):
+            for name, parameter in group.items():
+                parameter.requires_grad_(name not in saved)
 
     def _options(self, which: str) -> list[dict[str, Plain]]:
         return [
@@ -84,6 +108,14 @@ class Schedule:
 
     def _members(self, which: str) -> list[list[str]]:
         return [sorted(group) for group in named_groups(self._optimizers[which], self._models, which=which)]
+
+    def _frozen(self, which: str) -> list[str]:
+        return sorted(
+            name
+            for group in named_groups(self._optimizers[which], self._models, which=which)
+            for name, parameter in group.items()
+            if not parameter.requires_grad
+        )
 
 
 def _apply(group: dict[str, Any], options: dict[str, Any]) -> None:

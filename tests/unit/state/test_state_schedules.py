@@ -142,6 +142,43 @@ def test_other_groups_are_refused_with_their_sizes() -> None:
         carry_over(Schedule({"o": optimizer}, {}, {"m": model}), Schedule({"o": one_group}, {}, {"m": fresh}))
 
 
+def freezing(*, frozen: bool) -> tuple[Schedule, nn.Parameter]:
+    model, optimizer, _ = build("ConstantLR")
+    model.bias.requires_grad_(not frozen)
+    return Schedule({"o": optimizer}, {}, {"m": model}), model.bias
+
+
+def test_other_frozen_parameters_are_refused_by_name_in_both_directions() -> None:
+    with pytest.raises(MismatchError, match="would train other parameters: bias was frozen and is not; set"):
+        carry_over(freezing(frozen=True)[0], freezing(frozen=False)[0])
+    with pytest.raises(MismatchError, match="would train other parameters: bias is frozen and was not; set"):
+        carry_over(freezing(frozen=False)[0], freezing(frozen=True)[0])
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_what_was_frozen_or_thawed_meanwhile_comes_back_as_it_was(first: bool) -> None:
+    """Into a fresh program and into the one that was just left; from either, into a fresh one again."""
+    saved, bias = freezing(frozen=first)
+    bias.requires_grad_(first)
+    for begins in (first, not first):
+        live, other = freezing(frozen=begins)
+        carry_over(saved, live)
+        assert other.requires_grad is first
+        again, third = freezing(frozen=first)
+        carry_over(live, again)
+        assert third.requires_grad is first
+
+
+def test_a_checkpoint_that_does_not_say_what_was_frozen_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, optimizer, _ = build("ConstantLR")
+    model.bias.requires_grad_(False)
+    source = Schedule({"o": optimizer}, {}, {"m": model})
+    captured = source.capture()
+    assert isinstance(captured.plain, dict) and captured.plain.pop("frozen") == {"o": [["bias"], ["bias"]]}
+    monkeypatch.setattr(source, "capture", lambda: captured)
+    carry_over(source, Schedule({"o": optimizer}, {}, {"m": model}))
+
+
 def test_a_missing_schedule_is_refused_by_name() -> None:
     model, optimizer, scheduler = build("StepLR")
     fresh, fresh_optimizer, _ = build("StepLR")
