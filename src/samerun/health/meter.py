@@ -86,7 +86,8 @@ class Meter:
             except StopIteration:
                 return
             finally:
-                self._data += self._clock.monotonic_seconds() - before
+                if self._last is None:  # asking for one more, in vain, is no wait for data: it ends the window
+                    self._data += self._clock.monotonic_seconds() - before
                 enter("microbatch")
             self._num += 1
             yield item

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from samerun.core.clock import Clock, SystemClock
 from samerun.core.events import Journal
+from samerun.health.corruption.blaming import Blaming
 from samerun.health.counters import ERRORS, CounterWatch
 from samerun.health.guard import Guard
 from samerun.health.hang import WAITING, HangWatch, Overdue, PhaseWatch, missing_ranks, phases_told
@@ -27,13 +28,10 @@ from samerun.health.report import StragglerWatch
 from samerun.health.spike.detector import Finding, Kind, SpikeDetector
 
 if TYPE_CHECKING:
-    from samerun.health.corruption.looking import Lookout, Verdict
-    from samerun.health.corruption.replaying import Call
-    from samerun.health.nonfinite import Culprit, InputKeeper
+    from samerun.health.corruption.looking import Lookout
+    from samerun.health.nonfinite import InputKeeper
     from samerun.ranks.group import Group
 
-MAX_REPLAYS: Final = 5
-"""Replays of bad windows in one attempt; each costs a forward of the window."""
 _GATHER_SECONDS: Final = 3600.0
 """A rank that evaluates alone keeps the others waiting here; only one that is gone for an hour is an error."""
 
@@ -126,24 +124,23 @@ class Monitor:
         self._phases = PhaseWatch(clock=around.clock)
         self._hangs = HangWatch(self._phases, self._overdue, later=self._name_missing)
         self._hangs.start()
-        self._num_replays = 0
         self._checked = -1
         self._last_equal = around.begun_at
         self._sinks = [
             (f"sink {number} {type(sink).__name__}", sink)
             for number, sink in enumerate(around.options.sinks if rank == 0 else ())
         ]
-        self._looks_at: str | None = None
-        """The point at which every rank computes a forward again; None in windows without."""
-        self._num_rejected = 0
+        self._blame = Blaming(
+            group=around.group, guard=self._guard, lookout=around.lookout, keeper=around.keeper,
+            autocast=around.autocast, every_windows=around.options.replay_windows, journal=around.journal,
+            findings=self._findings, tell=around.tell,
+        )  # fmt: skip
         self._disk_told = False
 
     def begin(self, data: Any) -> TimedData:
         """A window begins; returns its data, timed."""
         self._meter.begin()
-        if self._around.keeper is not None:
-            self._around.keeper.begin()
-        self._begin_look(int(data.index))
+        self._blame.begin(int(data.index))
         where = f"window {data.index}"
         return TimedData(data, self._meter, lambda phase: self.enter(phase, where))
 
@@ -152,8 +149,8 @@ class Monitor:
         self._meter.at(point)
         if point.endswith(LAST_BACKWARD):
             self.enter("backward and step", point.removesuffix(LAST_BACKWARD))
-        elif self._looks_at == point:
-            self._look()
+        else:
+            self._blame.at(point)
 
     def enter(self, phase: str, where: str) -> None:
         """What the loop does from now on; its deadline is learned."""
@@ -182,12 +179,10 @@ class Monitor:
         if self._around.decider is not None:
             self._guard.call("decisions", self._around.decider.decided, decided, default=None)
         if decided.is_loss_bad:
-            self._guard.call("non-finite replay", self._replay, decided.window, default=None)
-            self._attribute(decided.window)
+            self._blame.rejected(decided.window)
         for name, sink in self._sinks:
             self._guard.call(name, sink.write, decided.window, _scalars(record), default=None)
-        if self._around.keeper is not None:
-            self._around.keeper.end()
+        self._blame.end()
         self.enter("loop body", f"after window {decided.window}")
 
     def edge(self, num_windows: int) -> None:
@@ -223,12 +218,9 @@ class Monitor:
             self._writer.close()
         self._findings.close()
         self._buffers.close()
-        if self._around.lookout is not None:
-            self._around.lookout.replayer.end()
+        self._blame.close()
         for name, sink in self._sinks:
             self._guard.call(name, sink.close, default=None)
-        if self._around.keeper is not None:
-            self._around.keeper.end()
 
     def _file(self, name: str) -> Path | None:
         folder = self._around.folder
@@ -251,61 +243,6 @@ class Monitor:
             self._around.tell(str(finding))
         if self._around.decider is not None:
             self._guard.call("decisions", self._around.decider.found, finding, default=None)
-
-    def _replay(self, window: int) -> None:
-        if self._around.keeper is None or self._num_replays >= MAX_REPLAYS:
-            return
-        self._num_replays += 1
-        culprit: Culprit | None = self._around.keeper.replay(self._around.autocast())
-        found = None if culprit is None else culprit.to_json()
-        self._findings.write("non_finite", window=window, culprit=found)
-        if culprit is not None:
-            self._around.tell(f"rank {self._around.group.rank}, window {window}: not finite first in the {culprit}")
-
-    def _begin_look(self, window: int) -> None:
-        every, lookout = self._around.options.replay_windows, self._around.lookout
-        self._looks_at = None
-        if lookout is None or every is None:
-            return
-        lookout.replayer.end()  # of a window that was dropped in its middle
-        if window % every == 0:
-            self._looks_at = f"window:{window}.step"
-            self._guard.call("replay", lookout.replayer.begin, default=None)
-
-    def _look(self) -> None:
-        """Collective, before the step, in windows that the count alone decides."""
-        lookout, point = self._around.lookout, self._looks_at
-        assert lookout is not None and point is not None
-        self._looks_at = None
-        self._guard.call("replay", lookout.replayer.raise_problem, default=None)
-        verdict = lookout.look(lambda run, failed: self._guard.call("replay", run, default=failed))
-        lookout.replayer.end()
-        if verdict is not None:
-            self._blamed(int(point.removeprefix("window:").removesuffix(".step")), "a forward computed again", verdict)
-
-    def _attribute(self, window: int) -> None:
-        """Collective, after a window that was skipped on every rank for a loss that was not finite."""
-        lookout, keeper = self._around.lookout, self._around.keeper
-        self._num_rejected += 1
-        if lookout is None or keeper is None or self._num_rejected > MAX_REPLAYS:
-            return
-        none: list[Call] = []
-        calls = self._guard.call(
-            "attribution", lambda: [lookout.replayer.call_of(*call) for call in keeper.calls], default=none
-        )
-        state_is_bad = self._guard.call("attribution", keeper.state_is_bad, default=False)
-        verdict = lookout.rejected(
-            lambda run, failed: self._guard.call("attribution", run, default=failed),
-            calls,
-            state_is_bad=state_is_bad,
-        )
-        if verdict is not None:
-            self._blamed(window, "a loss that was not finite", verdict)
-
-    def _blamed(self, window: int, what: str, verdict: Verdict) -> None:
-        self._around.journal.write("blame", window=window, what=what, **verdict.to_json(), sync=True)
-        if self._around.group.rank == 0:
-            self._around.tell(f"window {window}: {what}: {verdict}")
 
     def _judge(self, num_windows: int, gathered: list[Any]) -> None:
         sentences, event = self._stragglers.judge(gathered)

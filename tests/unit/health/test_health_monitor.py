@@ -69,6 +69,7 @@ def test_a_windows_time_is_taken_apart() -> None:
         for number in range(3):
             clock.advance(0.25)
             yield number
+        clock.advance(0.5)  # a busy machine: the end of the data is no data
 
     meter.begin()
     clock.advance(1.0)
@@ -80,7 +81,7 @@ def test_a_windows_time_is_taken_apart() -> None:
             clock.advance(4.0)
     meter.at("window:0.step")
     clock.advance(8.0)
-    assert meter.end() == Times(window=19.75, compute=7.0, wait=12.0, data=0.75, microbatches=3)
+    assert meter.end() == Times(window=20.25, compute=7.0, wait=12.5, data=0.75, microbatches=3)
     assert phases[:2] == ["data", "microbatch"]
 
 

@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
+from samerun.errors import SchemaError
+from samerun.plan.record import diff, from_json
+from samerun.plan.run import RunPlan
+from samerun.run.ending.timings import last_timings
 from samerun.run.starting.start import Started, StartKind
+from samerun.run.starting.surroundings import why_not_bitwise
+
+if TYPE_CHECKING:
+    from samerun.ranks.topology import Topology
+    from samerun.run.attempt import Attempt
+    from samerun.run.config import RunConfig
 
 _UNCHANGED: Final = "exact"
 
@@ -40,3 +50,70 @@ def say(line: str) -> None:
     """One line on standard error; standard output belongs to the user's program."""
     sys.stderr.write(f"samerun: {line}\n")
     sys.stderr.flush()
+
+
+def announce(
+    attempt: Attempt,
+    config: RunConfig,
+    topology: Topology,
+    facts: Mapping[str, Any],
+    remapped: Sequence[str],
+    *,
+    lead: bool,
+) -> None:
+    """The lines of the start, and its record in the journal, which is on the disk before the first window."""
+    started = attempt.started
+    not_bitwise: list[str] = []
+    if started.kind is not StartKind.FRESH:
+        not_bitwise = why_not_bitwise(started.saved_facts["surroundings"], facts["surroundings"])
+        before = started.saved_facts["topology"]
+        if before != facts["topology"]:
+            not_bitwise.append(
+                f"topology was {before}, is {facts['topology']}; random streams are derived, buffers rank 0's"
+            )
+    planned = _plan_changes(started.saved_facts.get("plan"), config.plan)
+    decision = getattr(config.source, "decision", None)
+    data_policy = None if decision is None else f"{decision.policy.value}: {decision.reason}"
+    if lead:
+        for line in describe(
+            started, path=config.path, topology=str(topology), not_bitwise=not_bitwise, data=data_policy
+        ):
+            say(line)
+        for line in (*remapped, *(f"plan: {line}" for line in planned)):
+            say(f"  {line}")
+    attempt.journal.write(
+        "started",
+        sync=True,
+        kind=started.kind.value,
+        attempt=started.attempt,
+        checkpoint=started.checkpoint,
+        progress=started.progress.to_json(),
+        passed=[str(passed) for passed in started.passed],
+        restored=list(started.restored),
+        waived=list(started.waived),
+        not_bitwise=not_bitwise,
+        data=data_policy,
+        plan_changes=planned,
+        remapped=list(remapped),
+        facts=dict(facts),
+    )
+
+
+def _plan_changes(saved: dict[str, Any] | None, now: RunPlan | None) -> list[str]:
+    """What the plan of this start says differently from the one that the checkpoint was saved under."""
+    if saved is None or now is None:
+        return []
+    try:
+        before = from_json(saved)
+    except SchemaError as error:
+        return [f"the saved one cannot be read ({error})"]
+    return [str(change) for change in diff(before, now)]
+
+
+def recall(attempt: Attempt, earlier: list[list[dict[str, Any]]]) -> None:
+    """The start line's last part: what the attempt before this one measured, and whether a stop fits by that."""
+    last = last_timings(earlier)
+    if last is not None:
+        attempt.stopping.recall(last)
+        say(f"  last attempt: {last}")
+        attempt.say_budget()

@@ -14,6 +14,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from samerun.errors import UsageError
+from samerun.run.config import RunConfig
 from samerun.state import names
 
 _SAMPLED_UPDATES: Final = (0, 1, 10, 100, 1000, 10_000)
@@ -28,6 +29,17 @@ class Difference:
 
     def __str__(self) -> str:
         return f"{self.what}: saved {_short(self.saved)}, now {_short(self.now)}"
+
+
+def identity_of(config: RunConfig) -> dict[str, Any]:
+    return {
+        "model": model_identity(config.models),
+        "data": config.source.identity(),
+        "optimizer": {name: optimizer_identity(optimizer) for name, optimizer in config.optimizers.items()},
+        "scheduler": {name: scheduler_identity(scheduler) for name, scheduler in config.schedulers.items()},
+        "step": config.step.identity(),
+        "user": user_identity(config.identity),
+    }
 
 
 def model_identity(models: Mapping[str, nn.Module]) -> dict[str, str]:

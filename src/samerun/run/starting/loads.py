@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from samerun.core.events import Journal, read_events
+from samerun.storage.journal import StoredJournal
+from samerun.storage.opening import is_url, open_storage
 
 LOADING: Final = "loading"
 MAX_CRASHES: Final = 3
@@ -45,3 +47,33 @@ def earlier_journals(folder: Path, *, attempt: int) -> list[list[dict[str, Any]]
     """The events of the attempts before this one, oldest first, as many as matter."""
     files = [file for file in sorted(folder.glob("*.jsonl")) if file.stem.isdigit() and int(file.stem) < attempt]
     return [read_events(file) for file in files[-MAX_CRASHES:]]
+
+
+class Journals:
+    """This attempt's journal, once its number is known: rank 0 writes, the others hold one that goes nowhere."""
+
+    def __init__(self, path: str, *, writes: bool) -> None:
+        self._path = path
+        self._writes = writes
+        self._journal: Journal | None = None
+
+    def of(self, attempt: int) -> Journal:
+        if self._journal is None:
+            self._journal = self._open(attempt)
+        return self._journal
+
+    def load_tries(self, attempt: int) -> LoadTries:
+        return LoadTries(self.of(attempt), self.earlier(attempt))
+
+    def earlier(self, attempt: int) -> list[list[dict[str, Any]]]:
+        """Events of the attempts before this one, oldest first. None on other ranks, nor of a run on an object store"""
+        if not self._writes or is_url(self._path):
+            return []
+        return earlier_journals(Path(self._path) / "journal", attempt=attempt)
+
+    def _open(self, attempt: int) -> Journal:
+        if not self._writes:
+            return Journal(None)
+        if is_url(self._path):
+            return StoredJournal(open_storage(self._path), attempt)
+        return Journal(Path(self._path) / "journal" / f"{attempt:06d}.jsonl")

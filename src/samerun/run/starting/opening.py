@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from samerun.checkpoint import Store
@@ -15,12 +14,10 @@ from samerun.core.environ import Launcher
 from samerun.core.events import Journal
 from samerun.core.machine import resident_bytes
 from samerun.data.source import Replica
-from samerun.errors import SchemaError
 from samerun.health.attach import monitor_of, pass_over_quarantined
 from samerun.health.monitor import Monitor
 from samerun.health.spike.detector import SpikeDetector
-from samerun.plan.record import diff, from_json, to_json
-from samerun.plan.run import RunPlan
+from samerun.plan.record import to_json
 from samerun.preempt.flag import StopFlag
 from samerun.preempt.votes import Votes
 from samerun.ranks.board import SoloBoard, board_of_default_group
@@ -31,16 +28,15 @@ from samerun.run.acting import Actor
 from samerun.run.attempt import Attempt, Live, Parts
 from samerun.run.config import RunConfig, SaveOptions
 from samerun.run.ending import last_words
-from samerun.run.ending.timings import last_timings
 from samerun.run.faults import FaultPlan, FaultPoints, PlannedFiles
-from samerun.run.starting.announce import describe, say
+from samerun.run.starting.announce import announce, recall, say
 from samerun.run.starting.deciding import actor_of
-from samerun.run.starting.identity import model_identity, optimizer_identity, scheduler_identity, user_identity
-from samerun.run.starting.loads import LoadTries, earlier_journals
+from samerun.run.starting.identity import identity_of
+from samerun.run.starting.loads import Journals
 from samerun.run.starting.remap import changeable, remap_schedules
 from samerun.run.starting.rewinds import settle_rewinds
 from samerun.run.starting.start import Started, StartKind, start
-from samerun.run.starting.surroundings import surroundings, why_not_bitwise
+from samerun.run.starting.surroundings import surroundings
 from samerun.run.trace import Trace
 from samerun.state.extra import Extra
 from samerun.state.model import Buffers, Weights
@@ -53,7 +49,6 @@ from samerun.step.parallel.sync import settle_bucket_order
 from samerun.step.precision import Precision
 from samerun.step.schedule import lr_setters
 from samerun.storage.api import Storage
-from samerun.storage.journal import StoredJournal
 from samerun.storage.local import Local
 from samerun.storage.opening import is_url, open_storage
 
@@ -93,7 +88,7 @@ def _open(config: RunConfig, stop: StopFlag, launcher: Launcher, topology: Topol
     engine = _engine(config, topology, live)
     live.losses.noise = engine.noise
     live.losses.spikes = None if config.health.is_off else SpikeDetector()
-    identity = _identity(config)
+    identity = identity_of(config)
     with preserved_rng():
         settle_bucket_order(config.models)
     config.source.attach(Replica(index=topology.replica, count=topology.num_replicas))
@@ -106,7 +101,7 @@ def _open(config: RunConfig, stop: StopFlag, launcher: Launcher, topology: Topol
     waive = (*config.waive, *plan.leave_out)
     if group.rank == 0:
         last_words.introduce(launcher, config.path)
-    journals = _Journals(config, group)
+    journals = Journals(config.path, writes=group.rank == 0)
     before = resident_bytes()
     started = start(
         store,
@@ -140,9 +135,9 @@ def _open(config: RunConfig, stop: StopFlag, launcher: Launcher, topology: Topol
     if started.kind is not StartKind.FRESH:
         attempt.trace.restored(live.progress, components, started.saved_digests)
     _pass_over(attempt, config.source, place, group)
-    _announce(attempt, config, topology, facts, remapped, lead=group.rank == 0)
+    announce(attempt, config, topology, facts, remapped, lead=group.rank == 0)
     attempt.journal.write("memory", ranks=group.gather([before, resident_bytes()]))  # before and after the restore
-    _recall(attempt, journals.earlier(started.attempt))
+    recall(attempt, journals.earlier(started.attempt))
     return attempt
 
 
@@ -189,15 +184,6 @@ def _votes(parts: Parts, started: Started) -> Votes | None:
     return None if board is None else Votes(board, parts.clock, leads=leads, say=say)
 
 
-def _recall(attempt: Attempt, earlier: list[list[dict[str, Any]]]) -> None:
-    """The start line's last part: what the attempt before this one measured, and whether a stop fits by that."""
-    last = last_timings(earlier)
-    if last is not None:
-        attempt.stopping.recall(last)
-        say(f"  last attempt: {last}")
-        attempt.say_budget()
-
-
 def _pass_over(attempt: Attempt, source: Any, place: Storage, group: Group) -> None:
     """What was quarantined by a recorded decision is never read again, whichever checkpoint a start begins from."""
     added = pass_over_quarantined(source, place, group)
@@ -237,17 +223,6 @@ def _components(config: RunConfig, engine: Engine, live: Live) -> list[Component
     return sorted(own, key=lambda component: order.get(component.name, order["ema"]))
 
 
-def _identity(config: RunConfig) -> dict[str, Any]:
-    return {
-        "model": model_identity(config.models),
-        "data": config.source.identity(),
-        "optimizer": {name: optimizer_identity(optimizer) for name, optimizer in config.optimizers.items()},
-        "scheduler": {name: scheduler_identity(scheduler) for name, scheduler in config.schedulers.items()},
-        "step": config.step.identity(),
-        "user": user_identity(config.identity),
-    }
-
-
 def _facts(config: RunConfig, topology: Topology, engine: Engine) -> dict[str, Any]:
     facts = {"topology": _topology_facts(topology), "surroundings": surroundings(engine.device)}
     return facts if config.plan is None else {**facts, "plan": to_json(config.plan)}
@@ -259,36 +234,6 @@ def _topology_facts(topology: Topology) -> dict[str, Any]:
         "num_replicas": topology.num_replicas,
         "wrapping": topology.wrapping.value,
     }
-
-
-class _Journals:
-    """This attempt's journal, once its number is known: rank 0 writes, the others hold one that goes nowhere."""
-
-    def __init__(self, config: RunConfig, group: Group) -> None:
-        self._path = config.path
-        self._writes = group.rank == 0
-        self._journal: Journal | None = None
-
-    def of(self, attempt: int) -> Journal:
-        if self._journal is None:
-            self._journal = self._open(attempt)
-        return self._journal
-
-    def load_tries(self, attempt: int) -> LoadTries:
-        return LoadTries(self.of(attempt), self.earlier(attempt))
-
-    def earlier(self, attempt: int) -> list[list[dict[str, Any]]]:
-        """Events of the attempts before this one, oldest first. None on other ranks, nor of a run on an object store"""
-        if not self._writes or is_url(self._path):
-            return []
-        return earlier_journals(Path(self._path) / "journal", attempt=attempt)
-
-    def _open(self, attempt: int) -> Journal:
-        if not self._writes:
-            return Journal(None)
-        if is_url(self._path):
-            return StoredJournal(open_storage(self._path), attempt)
-        return Journal(Path(self._path) / "journal" / f"{attempt:06d}.jsonl")
 
 
 def _store(place: Storage, groups: _Groups, saves: SaveOptions, faults: FaultPoints) -> Store:
@@ -307,60 +252,3 @@ def _place(path: str, plan: FaultPlan, faults: FaultPoints) -> Storage:
     if plan.faults and not is_url(path):
         return Local(path, files=PlannedFiles(faults))
     return open_storage(path)
-
-
-def _announce(
-    attempt: Attempt,
-    config: RunConfig,
-    topology: Topology,
-    facts: Mapping[str, Any],
-    remapped: Sequence[str],
-    *,
-    lead: bool,
-) -> None:
-    started = attempt.started
-    not_bitwise: list[str] = []
-    if started.kind is not StartKind.FRESH:
-        not_bitwise = why_not_bitwise(started.saved_facts["surroundings"], facts["surroundings"])
-        before = started.saved_facts["topology"]
-        if before != facts["topology"]:
-            not_bitwise.append(
-                f"topology was {before}, is {facts['topology']}; random streams are derived, buffers rank 0's"
-            )
-    planned = _plan_changes(started.saved_facts.get("plan"), config.plan)
-    decision = getattr(config.source, "decision", None)
-    data_policy = None if decision is None else f"{decision.policy.value}: {decision.reason}"
-    if lead:
-        for line in describe(
-            started, path=config.path, topology=str(topology), not_bitwise=not_bitwise, data=data_policy
-        ):
-            say(line)
-        for line in (*remapped, *(f"plan: {line}" for line in planned)):
-            say(f"  {line}")
-    attempt.journal.write(
-        "started",
-        sync=True,
-        kind=started.kind.value,
-        attempt=started.attempt,
-        checkpoint=started.checkpoint,
-        progress=started.progress.to_json(),
-        passed=[str(passed) for passed in started.passed],
-        restored=list(started.restored),
-        waived=list(started.waived),
-        not_bitwise=not_bitwise,
-        data=data_policy,
-        plan_changes=planned,
-        remapped=list(remapped),
-        facts=dict(facts),
-    )
-
-
-def _plan_changes(saved: dict[str, Any] | None, now: RunPlan | None) -> list[str]:
-    """What the plan of this start says differently from the one that the checkpoint was saved under."""
-    if saved is None or now is None:
-        return []
-    try:
-        before = from_json(saved)
-    except SchemaError as error:
-        return [f"the saved one cannot be read ({error})"]
-    return [str(change) for change in diff(before, now)]
