@@ -204,7 +204,7 @@ def mixed_norm() -> dict[str, Any]:
     fully_shard(model, mesh=mesh, ignored_params=plain)
     assert isinstance(model, FSDPModule)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    step = Step(model, optimizer, max_norm=0.1)
+    step = Step(model, optimizer, mesh=mesh, max_norm=0.1)  # mesh=: the plain ones are averaged by somebody else
     batch = batches([9])[0]
     window = step.window([batch])  # the same batch on every rank: the plain gradients are equal without a reduction
     for each in window:

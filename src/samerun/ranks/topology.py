@@ -57,7 +57,7 @@ class Topology:
 
 def topology_of(models: Iterable[nn.Module], *, mesh: DeviceMesh | None, launcher: Launcher) -> Topology:
     """Raises Refused when ranks exist but the models are not tied together: their copies would diverge in silence."""
-    models = list(models)
+    models = [uncompiled(model) for model in models]
     if not (dist.is_available() and dist.is_initialized()):
         if (launcher.world_size or 1) > 1:
             raise Refused(
@@ -68,9 +68,13 @@ def topology_of(models: Iterable[nn.Module], *, mesh: DeviceMesh | None, launche
     world_size = dist.get_world_size()
     if world_size == 1 and mesh is None:
         return _solo()
-    mesh = mesh or _mesh_of(models)
+    found = _mesh_of(models)
     if mesh is not None:
-        return _on_mesh(mesh, Wrapping.SHARDED if _mesh_of(models) is not None else Wrapping.MESH)
+        return _on_mesh(mesh, Wrapping.SHARDED if found is not None else Wrapping.MESH)
+    if found is not None:
+        topology = _on_mesh(found, Wrapping.SHARDED)
+        _require_averaged(models, topology)
+        return topology
     if all(isinstance(model, DistributedDataParallel) for model in models):
         _require_whole_world(models, world_size)
         rank = dist.get_rank()
@@ -84,6 +88,13 @@ def topology_of(models: Iterable[nn.Module], *, mesh: DeviceMesh | None, launche
     )
 
 
+def uncompiled(model: nn.Module) -> nn.Module:
+    """What torch.compile was applied to: its wrapper hides from isinstance() that it holds a DDP or sharded model."""
+    inner = getattr(model, "_orig_mod", model)
+    assert isinstance(inner, nn.Module)
+    return inner
+
+
 def _require_whole_world(models: list[nn.Module], world_size: int) -> None:
     for model in models:
         assert isinstance(model, DistributedDataParallel)
@@ -92,6 +103,21 @@ def _require_whole_world(models: list[nn.Module], world_size: int) -> None:
             raise Refused(
                 f"DDP ties {num_tied} of {world_size} ranks together, so there would be several models under one name; "
                 f"build it over all ranks, or say what the others are with mesh="
+            )
+
+
+def _require_averaged(models: list[nn.Module], topology: Topology) -> None:
+    """FSDP2 averages the gradients of what it sharded; a head that it was not told of trains on each rank's own."""
+    for model in models:
+        if isinstance(model, DistributedDataParallel):
+            continue
+        alone = [name for name, p in model.named_parameters() if p.requires_grad and not isinstance(p, DTensor)]
+        if alone and topology.num_averaged > 1:
+            names = ", ".join(alone[:3]) + (" …" if len(alone) > 3 else "")
+            raise Refused(
+                f"{topology.num_replicas} replicas, and fully_shard was applied to some parameters but not to {names}: "
+                f"nobody averages their gradients, so every rank would train a copy of its own. Apply it to the whole "
+                f"model, too: fully_shard(model). If your own code averages them, say so with mesh="
             )
 
 

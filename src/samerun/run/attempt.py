@@ -174,6 +174,7 @@ class Attempt:
 
     def window(self, data: DataWindow) -> Window:
         self.open_batch = f"positions {data.start} to {data.end}, epoch {data.epoch}"
+        self._parts.engine.require_even(is_even=data.num_microbatches % self._parts.topology.num_replicas == 0)
         self._midwindow.begin(data.index, data.num_microbatches // self._parts.topology.num_replicas)
         return Window(
             self._parts.engine,

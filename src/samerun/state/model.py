@@ -73,22 +73,33 @@ class KeptBuffers:
     """A copy of every buffer of the models, persistent or not, as of construction: what a forward may change.
 
     BatchNorm's statistics become infinite by a forward that is later skipped, and stay so (DESIGN §9.2). Copies are
-    kept by module and key, not by tensor: a module may put a new tensor in a buffer's place.
+    kept by module and key, not by tensor: a module may put a new tensor in a buffer's place, of another shape, too, or
+    make one where there was none.
     """
 
     def __init__(self, models: Mapping[str, nn.Module]) -> None:
-        self._kept = [(owner, key, buffer.detach().clone()) for owner, key, buffer in _buffers_of(models.values())]
+        self._kept = [
+            (owner, key, None if buffer is None else buffer.detach().clone())
+            for owner, key, buffer in _buffers_of(models.values())
+        ]
 
     def put_back(self) -> None:
-        """Into the buffers that still have this shape; another one was only just made by the forward."""
+        """Into the tensors that are there; only where that cannot be, the copy takes their place."""
         with torch.no_grad():
             for owner, key, kept in self._kept:
                 live = owner._buffers.get(key)
-                if live is not None and live.shape == kept.shape:
+                if kept is None or live is None or live.shape != kept.shape or _overlaps_itself(live):
+                    owner._buffers[key] = kept
+                else:
                     live.copy_(kept)
 
 
-def _buffers_of(models: Iterable[nn.Module]) -> Iterator[tuple[nn.Module, str, torch.Tensor]]:
+def _overlaps_itself(buffer: torch.Tensor) -> bool:
+    """An expanded tensor: several elements are one place in memory, so nothing can be written to it."""
+    return any(stride == 0 and size > 1 for stride, size in zip(buffer.stride(), buffer.shape, strict=True))
+
+
+def _buffers_of(models: Iterable[nn.Module]) -> Iterator[tuple[nn.Module, str, torch.Tensor | None]]:
     """Each buffer once with its owner. `named_buffers()` spends most of its time on names, in every window."""
     seen: set[int] = set()
     waiting: list[nn.Module | None] = [*models]
@@ -100,6 +111,6 @@ def _buffers_of(models: Iterable[nn.Module]) -> Iterator[tuple[nn.Module, str, t
         if module._modules:
             waiting += module._modules.values()
         for key, buffer in module._buffers.items() if module._buffers else ():
-            if buffer is not None and id(buffer) not in seen:
+            if buffer is None or id(buffer) not in seen:
                 seen.add(id(buffer))
                 yield module, key, buffer

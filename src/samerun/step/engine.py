@@ -14,13 +14,14 @@ With D replicas whose averaged gradients are g = (1/D)·Σ∇(loss_sum), the gra
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Mapping
 
 import torch
 from torch import nn
 
-from samerun.errors import UsageError
+from samerun.errors import UsageError, WindowError
 from samerun.ranks.topology import Topology
 from samerun.step.noise import NoiseProbe
 from samerun.step.options import StepOptions
@@ -49,6 +50,7 @@ class Engine:
         options: StepOptions,
         before_update: Mapping[str, BeforeUpdate] | None = None,
     ) -> None:
+        _check_optimizers(optimizers)
         self.models = models
         self.topology = topology
         self.options = options
@@ -73,6 +75,17 @@ class Engine:
             got = "without a name" if of is None else f"for {of!r}"
             raise UsageError(f"this run has the optimizers {sorted(self.updaters)}, got a call {got}; name one of them")
         return of, self.updaters[of]
+
+    def require_even(self, *, is_even: bool) -> None:
+        """Before a window: raises UsageError where replicas with fewer microbatches could not keep their peers company.
+
+        With several optimizers a batch has several backwards, and which forward belongs to which cannot be repeated.
+        """
+        if not is_even and self.sync.forwards_must_match and len(self.updaters) > 1:
+            raise UsageError(
+                "with several optimizers under FSDP2 every replica needs as many microbatches as its peers: choose a "
+                "global batch that is a multiple of micro_batch · replicas"
+            )
 
     def drop_gradients(self) -> None:
         for updater in self.updaters.values():
@@ -99,9 +112,8 @@ class Updater:
         self._engine = engine
         self._optimizer = optimizer
         self._before_update = before_update
-        self._parameters = self.trained
-        self._sums = SinglePrecisionSums(self._parameters)
-        if engine.options.precision is Precision.FP16 and any(p.dtype in HALF for p in self._parameters):
+        self._sums = SinglePrecisionSums(self.trained)
+        if engine.options.precision is Precision.FP16 and any(p.dtype in HALF for p in self.trained):
             raise UsageError(
                 "precision='fp16' keeps parameters in fp32 and runs the forward in fp16; these parameters are 16 bits "
                 "wide themselves, so small updates would vanish: leave out model.half() or .bfloat16()"
@@ -114,8 +126,8 @@ class Updater:
 
     def drop_gradients(self) -> None:
         trained = self.trained
-        if len(trained) != len(self._parameters):
-            self._parameters, self._sums = trained, SinglePrecisionSums(trained)
+        if not self._sums.are_of(trained):
+            self._sums = SinglePrecisionSums(trained)
         self._sums.drop()
         for parameter in trained:  # what zero_grad does, less its profiling, which costs as much as a small kernel
             parameter.grad = None
@@ -137,11 +149,12 @@ class Updater:
 
     def decide(self, share: Share) -> tuple[Outcome, Agreed]:
         """Judges the window with all ranks and updates or skips. Collective."""
-        device, replicas = self._engine.device, self._engine.topology.num_averaged
-        gradients = self._sums.gradients()
-        self._engine.sync.before_step(gradients)
+        device, replicas, trained = self._engine.device, self._engine.topology.num_averaged, self.trained
+        if not self._sums.are_of(trained):
+            raise WindowError("the optimizer's parameters changed inside a window; change them between two windows")
+        gradients = self._engine.sync.before_step(trained, self._sums.gradients())
         self.loss_scale.unscale(self._optimizer)
-        scale, norm_squared = self.loss_scale.on_device(), squared_norm(gradients, device)
+        scale, norm_squared = self.loss_scale.on_device(), squared_norm(list(gradients.values()), device)
         local = Local(squared_norm=norm_squared, scale=scale, lr=self._lr_on_device())
         agreed = agree(share, local, topology=self._engine.topology, device=device)
         reason = judge(agreed)
@@ -152,8 +165,8 @@ class Updater:
         self._engine.fence()
         if reason is Reason.UPDATED:
             lr = self._before_update(agreed) if self._before_update is not None else lr
-            multiply(gradients, factor * clip)
-            self._sums.hand_back()
+            multiply(list(gradients.values()), factor * clip)
+            self._sums.hand_back(gradients)
             self._optimizer.step()
         judged_gradients = reason in (Reason.UPDATED, Reason.NON_FINITE_GRAD)
         overflowed = reason is Reason.NON_FINITE_GRAD if judged_gradients else None
@@ -202,6 +215,31 @@ def clip_factor(norm: float, max_norm: float | None) -> float:
     if max_norm is None or not math.isfinite(norm):
         return 1.0
     return min(1.0, max_norm / (norm + _CLIP_EPSILON))
+
+
+def _check_optimizers(optimizers: Mapping[str, torch.optim.Optimizer]) -> None:
+    """Raises UsageError for those that a window cannot step, or not alone."""
+    owners: dict[int, str] = {}
+    for name, optimizer in optimizers.items():
+        arguments = list(inspect.signature(type(optimizer).step).parameters.values())[1:]
+        required = [
+            argument.name
+            for argument in arguments
+            if argument.default is argument.empty and argument.kind is argument.POSITIONAL_OR_KEYWORD
+        ]
+        if required:
+            raise UsageError(
+                f"{type(optimizer).__name__}.step() needs {', '.join(required)}: it evaluates the loss several times, "
+                f"and a window has one backward for each batch; use an optimizer whose step() takes nothing"
+            )
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                other = owners.setdefault(id(parameter), name)
+                if other != name:
+                    raise UsageError(
+                        f"the optimizers {other!r} and {name!r} share a parameter of shape {tuple(parameter.shape)}: "
+                        f"whose loss would train it? Give each parameter to one optimizer"
+                    )
 
 
 def _nothing() -> None:

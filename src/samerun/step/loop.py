@@ -106,7 +106,10 @@ class Step:
             raise UsageError(f"num_samples has {len(sizes)} entries for {len(batches)} batches")
         slots = len(batches)
         if self._engine.sync.forwards_must_match:
-            slots = max_over_ranks(slots, self._engine.device)
+            slots = max_over_ranks(len(batches), self._engine.device)
+            if len(self._engine.updaters) > 1:
+                fewest = -max_over_ranks(-len(batches), self._engine.device)
+                self._engine.require_even(is_even=fewest == slots)
         self._open = Window(
             self._engine,
             _Batches(

@@ -15,6 +15,7 @@ leaves gradients with its own optimizer only, whichever models it ran through; t
 from __future__ import annotations
 
 import contextlib
+import numbers
 from collections.abc import Callable, Iterator
 from enum import Enum
 from typing import Any, NoReturn, Protocol
@@ -70,6 +71,7 @@ class _Phase(Enum):
     OPEN = "not started"
     HANDING_OUT = "handing out batches"
     EXHAUSTED = "ready to step"
+    STEPPING = "inside step()"
     DECIDED = "decided"
     BROKEN = "left early"
 
@@ -201,7 +203,9 @@ class Window:
         if name in self._outcomes:
             raise WindowError(f"window {self.index}: a second step({name!r}); each optimizer steps once per window")
         self._at(f"window:{self.index}.step")
+        self._phase = _Phase.STEPPING
         outcome, agreed = updater.decide(self._share(name))
+        self._phase = _Phase.EXHAUSTED
         self._outcomes[name] = outcome
         if not outcome.updated:
             self._buffers.put_back()
@@ -237,7 +241,7 @@ class Window:
             self._num_samples += microbatch.num_samples
             self._coverage = (self._coverage + microbatch.coverage) % 2**64
             self._is_last = slot == last_slot
-            self._engine.sync.before_forward(last=self._is_last)
+            self._engine.sync.before_forward(last=self._is_last, first=slot == 0)
             if slot == self._length - 1 and slot < last_slot:
                 self._recorder.start()
             self._had_backward = set()
@@ -280,14 +284,15 @@ class Window:
                 "call backward(loss_sum, weight) for a summed loss, or backward(mean=loss, weight=n) for a mean over n "
                 "tokens: without the count a window of unequal batches cannot be averaged right"
             )
-        if not isinstance(weight, torch.Tensor) and not 0 <= weight < float("inf"):
-            raise UsageError(f"window {self.index}: weight={weight} must be a finite number of tokens, 0 or more")
+        _check_weight(weight, f"window {self.index}")
         loss: Any = loss_sum if mean is None else _summed(mean, weight)
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             raise UsageError(
                 f"window {self.index}: the loss must be one number in a tensor, got "
                 f"{tuple(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__}; sum it over tokens"
             )
+        if loss.is_complex():
+            raise UsageError(f"window {self.index}: the loss is complex ({loss.dtype}); a loss is a real number")
         self._note_backward(name)
         return (loss.reshape(()) if loss.ndim else loss), weight
 
@@ -321,6 +326,18 @@ class Window:
                 parameter.grad = gradient
 
 
+def _check_weight(weight: Any, where: str) -> None:
+    """What can be checked without waiting for the device; the value of a tensor is judged at the window's end."""
+    if isinstance(weight, torch.Tensor):
+        if weight.numel() != 1 or weight.is_complex():
+            raise UsageError(
+                f"{where}: weight is a {weight.dtype} tensor of shape {tuple(weight.shape)}; it must be one number, "
+                f"how many tokens the loss was summed over: weight.sum()"
+            )
+    elif not isinstance(weight, numbers.Real) or not 0 <= float(weight) < float("inf"):
+        raise UsageError(f"{where}: weight={weight!r} must be a finite number of tokens, 0 or more")
+
+
 def _summed(mean: Any, weight: torch.Tensor | float) -> Any:
     """The sum behind a mean; 0 for a mean over nothing, which is NaN."""
     if not isinstance(mean, torch.Tensor):
@@ -334,5 +351,6 @@ _ADVICE = {
     _Phase.OPEN: "iterate over its batches first",
     _Phase.HANDING_OUT: "finish iterating over its batches first",
     _Phase.BROKEN: "the loop over its batches was left early, so its gradients were dropped",
+    _Phase.STEPPING: "an earlier call raised and may have changed some parameters; go back to the last checkpoint",
     _Phase.DECIDED: "a window makes one update; take the next window",
 }

@@ -181,3 +181,17 @@ def test_the_world_size_never_enters(ranks: RankPool, world_size: int) -> None:
     else:
         answers = ranks.run(world_size, "step_jobs:ten_updates", wrap="ddp")
     assert answers == [{"count": 10, "lr": 0.5**10}] * world_size
+
+
+def test_a_group_added_later_follows_the_curve_from_its_own_base() -> None:
+    """Gradual unfreezing."""
+    model, step = step_with(WarmupLinear(warmup=4, total=8), lr=1.0)
+    rates(step, model, [[3]])
+    head = torch.nn.Linear(1, 1)
+    step._engine.updaters["model"]._optimizer.add_param_group({"params": head.parameters(), "lr": 0.5})
+    assert rates(step, model, [[3], [3]]) == [0.5, 0.75]
+    groups = step._engine.updaters["model"]._optimizer.param_groups
+    assert [group["lr"] for group in groups] == [0.75, 0.375]
+    _, fresh = step_with(WarmupLinear(warmup=4, total=8), lr=1.0)
+    with pytest.raises(MismatchError, match="saved for 2 parameter groups, the optimizer has 1"):
+        fresh.load_state_dict(step.state_dict())

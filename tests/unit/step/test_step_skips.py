@@ -174,3 +174,43 @@ def test_the_tokens_of_a_bad_loss_were_consumed_all_the_same(tensor_weight: bool
         window.backward(loss, torch.tensor(count) if tensor_weight else count)
     assert window.step().weight == 7
     assert step.progress.tokens == 7
+
+
+class Remembering(nn.Module):
+    """A module whose forward changes a buffer in one of the ways that modules have."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 1)
+        first = {"none yet": None, "expanded": torch.ones(1, 1).expand(3, 3), "scratch": torch.zeros(1)}
+        self.register_buffer("seen", first.get(kind, torch.zeros(1)), persistent=kind != "scratch")
+        self.kind = kind
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mean = x.mean().reshape(1)
+        if self.kind == "grows":
+            self.seen = torch.cat([self.seen, mean])
+        elif self.kind in ("none yet", "replaced"):
+            self.seen = mean.clone()
+        elif self.kind == "vanishes":
+            self.seen = None
+        elif self.kind != "expanded":
+            self.seen += mean
+        result: torch.Tensor = self.linear(x)
+        return result
+
+
+@pytest.mark.parametrize("kind", ["in place", "scratch", "replaced", "grows", "none yet", "vanishes", "expanded"])
+def test_whatever_a_skipped_forward_did_to_a_buffer_is_undone(kind: str) -> None:
+    model = Remembering(kind)
+    step = Step(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    before = None if model.seen is None else model.seen.clone()
+    window = step.window([torch.full((1, 2), math.nan)])
+    for batch in window:
+        window.backward(model(batch).sum(), 1)
+    assert not window.step().updated
+    if before is None:
+        assert model.seen is None
+    else:
+        assert torch.equal(model.seen, before)
+    assert dict(model.named_buffers()).keys() == dict(Remembering(kind).named_buffers()).keys()

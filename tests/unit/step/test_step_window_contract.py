@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -147,6 +148,9 @@ CALLS: list[tuple[str, Callable[[Window, torch.Tensor], None], str]] = [
     ("sum and mean", lambda window, loss: window.backward(loss, 3, mean=loss), "summed loss"),
     ("not reduced", lambda window, loss: window.backward(loss.expand(3), 3), r"got \(3,\)"),
     ("a number", lambda window, loss: window.backward(float(loss.detach()), 3), "got float"),  # type: ignore[arg-type]
+    ("complex", lambda window, loss: window.backward(loss * 1j, 3), "a loss is a real number"),
+    ("weights of rows", lambda window, loss: window.backward(loss, torch.ones(3)), r"of shape \(3,\); it must be one"),
+    ("a word", lambda window, loss: window.backward(loss, "3"), "weight='3' must be a finite number"),  # type: ignore[arg-type]
     ("detached", lambda window, loss: window.backward(loss.detach(), 3), "no trained parameter"),
     ("unknown optimizer", lambda window, loss: window.backward(loss, 3, of="critic"), "critic"),
 ]
@@ -255,3 +259,79 @@ def test_the_counter_sees_a_host_read() -> None:
         torch.ones(3).tolist()
     assert reads.count >= 1
     assert lists.count == 2
+
+
+def test_a_step_that_failed_is_not_repeated() -> None:
+    """Gradients were scaled already; scaling them again would be a smaller update, in silence."""
+    model, step = made("fp32")
+    optimizer = step._engine.updaters["model"]._optimizer
+
+    def fails(*_: Any) -> None:
+        raise RuntimeError("out of memory")
+
+    handle = optimizer.register_step_pre_hook(fails)
+    window = step.window(batches([3], torch.float32))
+    for batch in window:
+        backward(model, window, batch)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        window.step()
+    handle.remove()
+    before = [parameter.clone() for parameter in model.parameters()]
+    with pytest.raises(WindowError, match="may have changed some parameters"):
+        window.step()
+    assert all(torch.equal(one, two) for one, two in zip(before, model.parameters(), strict=True))
+
+
+def test_parameters_that_join_the_optimizer_inside_a_window_are_an_error() -> None:
+    """Their gradients would be sums where the others are means."""
+    model, step = made("fp32")
+    window = step.window(batches([3], torch.float32))
+    for batch in window:
+        backward(model, window, batch)
+    optimizer = step._engine.updaters["model"]._optimizer
+    optimizer.add_param_group({"params": nn.Linear(1, 1).parameters()})
+    with pytest.raises(WindowError, match="changed inside a window"):
+        window.step()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_parameters_exchanged_for_others_between_windows_are_trained_alike(dtype: torch.dtype) -> None:
+    """As many as before: only their identity tells."""
+    first, second = (nn.Linear(2, 1, bias=False, dtype=dtype) for _ in range(2))
+    optimizer = torch.optim.SGD(first.parameters(), lr=1.0)
+    step = Step(nn.ModuleList([first, second]), optimizer)
+    for model in (first, second):
+        optimizer.param_groups[0]["params"] = list(model.parameters())
+        before = model.weight.detach().clone()
+        window = step.window([torch.full((4, 2), 0.5, dtype=dtype)] * 2)
+        for batch in window:
+            window.backward(model(batch).sum(), 4)
+        assert window.step().grad_norm == pytest.approx(0.5**0.5)
+        assert torch.equal(model.weight, (before.float() - 0.5).to(dtype))
+
+
+def test_optimizers_that_a_window_cannot_step_are_refused() -> None:
+    model = nn.Linear(2, 1)
+    with pytest.raises(UsageError, match=r"LBFGS.step\(\) needs closure"):
+        Step(model, torch.optim.LBFGS(model.parameters()))
+    both = {name: torch.optim.SGD(model.parameters()) for name in ("a", "b")}
+    with pytest.raises(UsageError, match="'a' and 'b' share a parameter of shape"):
+        Step({"a": model}, both)
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.SparseAdam])
+def test_sparse_gradients_are_the_dense_ones(optimizer: Any) -> None:
+    weights, norms = [], []
+    for sparse in (True, False):
+        torch.manual_seed(2)
+        model = nn.Embedding(5, 3, sparse=sparse)
+        how = optimizer if sparse or optimizer is torch.optim.SGD else torch.optim.Adam
+        step = Step(model, how(model.parameters(), lr=0.5), max_norm=0.1)
+        window = step.window([torch.tensor([1, 1, 2]), torch.tensor([2])])
+        for batch in window:
+            window.backward(model(batch).square().sum(), len(batch))
+        outcome = window.step()
+        norms.append((outcome.grad_norm, outcome.grad_norm_clipped))
+        weights.append(model.weight.detach().clone())
+    assert norms[0] == pytest.approx(norms[1]) and norms[0][0] > 0.1
+    assert torch.allclose(*weights, rtol=0, atol=1e-5)  # SparseAdam adds its epsilon elsewhere

@@ -8,7 +8,7 @@ replicas count once and the norm does not depend on the number of ranks.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 import torch
@@ -27,6 +27,7 @@ class SinglePrecisionSums:
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self._all = [id(p) for p in parameters]
         self._parameters = [p for p in parameters if p.dtype in HALF]
         self._others = [p for p in parameters if p.dtype not in HALF]
         self._sums: dict[nn.Parameter, torch.Tensor] = {}
@@ -43,16 +44,26 @@ class SinglePrecisionSums:
             self._sums[parameter] = added if sofar is None else sofar.add_(added)
             parameter.grad = None
 
-    def gradients(self) -> list[torch.Tensor]:
-        """All gradients of this window: the sums, and those of parameters in full precision."""
-        return [*self._sums.values(), *gradients_of(self._others)]
+    def gradients(self) -> dict[nn.Parameter, torch.Tensor]:
+        """All gradients of this window: the sums, and those of parameters in full precision.
 
-    def hand_back(self) -> None:
-        for parameter, total in self._sums.items():
-            parameter.grad = total.to(parameter.dtype)
+        In the parameters' order, not that of their first gradient, which may differ between ranks.
+        """
+        sums = {parameter: self._sums[parameter] for parameter in self._parameters if parameter in self._sums}
+        return sums | {parameter: parameter.grad for parameter in self._others if parameter.grad is not None}
+
+    def hand_back(self, gradients: Mapping[nn.Parameter, torch.Tensor]) -> None:
+        """Gives the 16-bit parameters theirs of `gradients`, rounded once."""
+        for parameter in self._parameters:
+            if parameter in gradients:
+                parameter.grad = gradients[parameter].to(parameter.dtype)
 
     def drop(self) -> None:
         self._sums.clear()
+
+    def are_of(self, parameters: Sequence[nn.Parameter]) -> bool:
+        """Whether these are the parameters whose gradients are kept here."""
+        return self._all == [id(parameter) for parameter in parameters]
 
 
 def gradients_of(parameters: Iterable[nn.Parameter]) -> list[torch.Tensor]:
@@ -69,7 +80,7 @@ def squared_norm(gradients: Sequence[torch.Tensor], device: torch.device) -> tor
     sharded: dict[tuple[DeviceMesh, tuple[int, ...]], list[torch.Tensor]] = defaultdict(list)
     for gradient in gradients:
         if not isinstance(gradient, DTensor):
-            plain.append(gradient)
+            plain.append(gradient.coalesce().values() if gradient.is_sparse else gradient)
             continue
         if any(isinstance(placement, Partial) for placement in gradient.placements):
             gradient = gradient.redistribute(
@@ -89,9 +100,16 @@ def squared_norm(gradients: Sequence[torch.Tensor], device: torch.device) -> tor
 
 def multiply(gradients: Sequence[torch.Tensor], factor: float) -> None:
     """gradients *= factor, in place; exact when the factor is a power of two."""
-    local = [gradient.to_local() if isinstance(gradient, DTensor) else gradient for gradient in gradients]
+    local = [_values(gradient) for gradient in gradients]
     if local and factor != 1.0:
         torch._foreach_mul_(local, factor)
+
+
+def _values(gradient: torch.Tensor) -> torch.Tensor:
+    """The numbers that this rank holds of it, to be changed in place."""
+    if isinstance(gradient, DTensor):
+        return gradient.to_local()
+    return gradient._values() if gradient.is_sparse else gradient
 
 
 def _local_squares(tensors: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:

@@ -91,6 +91,8 @@ class ClockedSchedule:
     def set(self, progress: Progress) -> float:
         """Sets every group's rate for the update that brings the counters to `progress`; returns the first one."""
         factor = self._curve.factor(self.position(progress))
+        for group in self._optimizer.param_groups[len(self._base_lrs) :]:  # added since, at its full rate
+            self._base_lrs.append(_as_float(group.setdefault("initial_lr", _as_float(group["lr"]))))
         for group, base in zip(self._optimizer.param_groups, self._base_lrs, strict=True):
             if isinstance(group["lr"], torch.Tensor):
                 group["lr"].fill_(base * factor)
@@ -164,6 +166,11 @@ class ClockedSchedule:
                 if not self._may_change:
                     raise MismatchError(f"the schedule's {what} was {state[what]}, is {mine[what]}")
                 self.replaced = state
+        if len(state["base_lrs"]) != len(self._optimizer.param_groups):
+            raise MismatchError(
+                f"the schedule was saved for {len(state['base_lrs'])} parameter groups, the optimizer has "
+                f"{len(self._optimizer.param_groups)}; build the groups as they were when it was saved"
+            )
         same_clock = state["clock"] == mine["clock"]
         self._origin = Origin.from_json(state["origin"]) if same_clock and state.get("origin") else None
         self._base_lrs = [float(base) for base in state["base_lrs"]]
