@@ -14,7 +14,7 @@ PACKAGE = ROOT / "src" / "samerun"
 LINES = (
     ("errors",), ("core",), ("storage",), ("plan",), ("ranks",), ("format",), ("state",), ("data",), ("checkpoint",),
     ("dcp",), ("convert",), ("step",), ("preempt",), ("health",), ("run",), ("launch",), ("drill",),
-    ("demo", "report", "integrations", "lessons"), ("cli",),
+    ("demo", "report", "integrations", "lessons"), ("cli",), ("testing",),
 )  # fmt: skip
 """Low to high. A folder imports only from lines before its own; folders on one line never import each other."""
 _LEVEL = {folder: level for level, line in enumerate(LINES) for folder in line}
