@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 from samerun.core.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from samerun.testing.components import check_component
     from samerun.testing.sources import check_source
 
-__all__ = ["check_source"]
+__all__ = ["check_component", "check_source"]
 
-__getattr__, __dir__ = lazy_names(__name__, {"check_source": "sources"})
+__getattr__, __dir__ = lazy_names(__name__, {"check_component": "components", "check_source": "sources"})
