@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from samerun.core.environ import Launcher
 from samerun.errors import Refused, UsageError
+from samerun.ranks.shards import hold_shards, sharded_modules
 
 CONTEXT_PARALLEL_NAMES: Final = frozenset({"cp", "context"})
 DATA_PARALLEL_NAMES: Final = frozenset({"dp", "dp_replicate", "dp_shard", "replicate", "shard", "fsdp", "ddp", "data"})
@@ -58,6 +59,7 @@ class Topology:
 def topology_of(models: Iterable[nn.Module], *, mesh: DeviceMesh | None, launcher: Launcher) -> Topology:
     """Raises Refused when ranks exist but the models are not tied together: their copies would diverge in silence."""
     models = [uncompiled(model) for model in models]
+    hold_shards(sharded_modules(models))
     if not (dist.is_available() and dist.is_initialized()):
         if (launcher.world_size or 1) > 1:
             raise Refused(

@@ -13,6 +13,8 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from samerun.ranks.shards import hold_shards, sharded_modules
+
 _WRAPPERS: Final = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
 
 
@@ -32,7 +34,8 @@ def clean(name: str) -> str:
 
 
 def parameters(models: Mapping[str, nn.Module]) -> dict[str, nn.Parameter]:
-    """Every distinct parameter by its first clean name; several models prefix theirs with `name/`."""
+    """Every distinct parameter by its first clean name, sharded ones as shards; several models prefix with `name/`."""
+    hold_shards(sharded_modules(models.values()))
     return {
         _prefix(models, key) + clean(name): parameter
         for key, model in models.items()

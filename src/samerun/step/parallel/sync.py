@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from samerun.core.choice import Choice
 from samerun.errors import UsageError
+from samerun.ranks.shards import hold_shards, sharded_modules
 from samerun.ranks.topology import uncompiled
 from samerun.step.parallel.gradients import HALF
 
@@ -42,6 +43,7 @@ class GradientSync:
         bare = [uncompiled(model) for model in models.values()]
         self._ddp = [model for model in bare if isinstance(model, DistributedDataParallel)]
         self._fsdp = [sharded for model in bare for sharded in _outermost_sharded(model)]
+        self._shards = sharded_modules(bare)
         self._accumulate = accumulate
         self.at_step = at_step
         if at_step and self._fsdp and accumulate is Accumulate.UNSHARDED:
@@ -83,6 +85,7 @@ class GradientSync:
 
         Collective. A parameter that only other replicas used gets their gradient, one that nobody used none, as in DDP.
         """
+        hold_shards(self._shards)  # a forward without gradients may have come since the last backward
         if not (self.at_step and self._ddp):
             return dict(gradients)
         by_dtype: dict[torch.dtype, list[nn.Parameter]] = defaultdict(list)
