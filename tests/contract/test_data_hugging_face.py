@@ -67,3 +67,18 @@ def test_an_iterable_dataset_resumes_and_a_shuffle_buffer_is_replayed(shuffled: 
     assert seen == whole
     with pytest.raises(UsageError, match="Stream"):
         Data(streaming(), global_batch=2, micro_batch=1)
+
+
+@pytest.mark.parametrize("join", ["interleave_datasets", "concatenate_datasets"])
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_a_shuffle_buffer_inside_joined_datasets_is_replayed_too(join: str, shuffled: bool) -> None:
+    def make() -> Stream:
+        return Stream(getattr(datasets, join)([streaming(), streaming(shuffled=shuffled)]), microbatches_per_window=3)
+
+    assert make().guarantee is (Guarantee.REPLAY if shuffled else Guarantee.SNAPSHOT)
+    whole = run(make(), None, 15)[0]
+    seen, state = run(make(), None, 2)
+    for decided in (1, 5, 7):
+        part, state = run(make(), state, decided)
+        seen += part
+    assert seen == whole

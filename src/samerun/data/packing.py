@@ -48,7 +48,10 @@ class PackedDocuments:
     unit: Final = "sequence"
 
     def __init__(self, documents: Any, lengths: Sequence[int], *, sequence_length: int, seed: int = 0) -> None:
-        counts = np.asarray(lengths, np.int64)
+        counts = np.asarray(lengths)
+        if counts.size and counts.dtype.kind not in "iu":
+            raise UsageError(f"lengths are {counts.dtype} numbers; give whole ones, how many tokens each document has")
+        counts = counts.astype(np.int64)
         if counts.ndim != 1 or len(counts) != len(documents):
             raise UsageError(
                 f"{len(documents)} documents and {counts.shape} lengths; give one length for each document"

@@ -19,6 +19,8 @@ from samerun.state.checks import require_same_names
 from samerun.state.tree import join_tree, split_tree
 
 _STEP: Final = "step"
+_OWN: Final = "(the optimizer's own)"
+"""In a parameter's place: what its state_dict holds besides the state of parameters and the groups."""
 
 
 def named_groups(
@@ -61,6 +63,11 @@ class OptimizerMemory:
                     path = self._path(which, name)
                     plain[path], found = split_tree(mine, path=path, home=parameter.device)
                     tensors.update(found)
+            own = {} if self._steps else own_state(optimizer)
+            if own:
+                path = self._path(which, _OWN)
+                plain[path], found = split_tree(own, path=path)
+                tensors.update(found)
         return Captured(plain=plain, tensors=tensors)
 
     def restore(self, source: Source) -> None:
@@ -72,7 +79,8 @@ class OptimizerMemory:
             for which, optimizer in self._optimizers.items()
             for name, parameter in self._parameters(which).items()
         }
-        if unknown := set(map(str, saved)) - set(live):
+        owns = {self._path(which, _OWN): optimizer for which, optimizer in self._optimizers.items()}
+        if unknown := set(map(str, saved)) - set(live) - set(owns):
             require_same_names(self.name, saved=unknown, live=())
         for path, (optimizer, parameter) in live.items():
             kept = {key: value for key, value in optimizer.state.get(parameter, {}).items() if not self._owns(key)}
@@ -82,6 +90,8 @@ class OptimizerMemory:
                 optimizer.state[parameter] = {**kept, **mine}
             else:
                 optimizer.state.pop(parameter, None)
+        for path, optimizer in owns.items() if not self._steps else ():
+            self._restore_own(optimizer, _tree(source, saved[path]) if path in saved else {})
 
     def forget(self, source: Source) -> None:
         """As if this half had never been saved: zeros of the saved shapes. For drills that leave it out on purpose."""
@@ -92,6 +102,16 @@ class OptimizerMemory:
                     if self._owns(key) and isinstance(value, torch.Tensor):
                         value.zero_()
 
+    def _restore_own(self, optimizer: torch.optim.Optimizer, own: dict[str, Any]) -> None:
+        """Through the optimizer's load_state_dict, the only door there is; what torch's part of that does is undone."""
+        now = own_state(optimizer)
+        if now.keys() != own.keys():
+            require_same_names(f"{self.name}: {type(optimizer).__name__}.state_dict()", saved=own, live=now)
+        if own:
+            state = dict(optimizer.state)  # load_state_dict copies it, and casts moments to the parameters' dtype
+            optimizer.load_state_dict({**optimizer.state_dict(), **own})
+            optimizer.state.update(state)
+
     def _parameters(self, which: str) -> dict[str, nn.Parameter]:
         groups = named_groups(self._optimizers[which], self._models, which=which)
         return {name: parameter for group in groups for name, parameter in group.items()}
@@ -101,6 +121,24 @@ class OptimizerMemory:
 
     def _owns(self, key: Any) -> bool:
         return (key == _STEP) is self._steps
+
+
+def own_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """What an optimizer's own `state_dict` holds besides torch's two tables."""
+    if type(optimizer).state_dict is torch.optim.Optimizer.state_dict:
+        return {}
+    return {key: value for key, value in optimizer.state_dict().items() if key not in ("state", "param_groups")}
+
+
+def _tree(source: Source, saved: Plain) -> dict[str, Any]:
+    def load(key: str, host: bool) -> torch.Tensor:
+        target = torch.zeros(source.specs[key].shape, dtype=source.specs[key].dtype)
+        source.read_into(key, target)
+        return target
+
+    tree = join_tree(saved, load)
+    assert isinstance(tree, dict)
+    return tree
 
 
 def _restored(source: Source, saved: Plain, parameter: nn.Parameter, home: torch.device) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 import json
 import math
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -25,6 +26,30 @@ VALUES = st.recursive(
 def test_decode_of_encode_is_identity(value: object) -> None:
     back = decode(json.loads(json.dumps(encode(value), allow_nan=False)))
     assert back == value and repr(back) == repr(value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [np.int64(3), np.float32(0.1), np.str_("x"), {np.int64(3): 1}, Counter("aab"), np.array(5), np.bool_(True)],
+)
+def test_numbers_of_numpy_and_counters_come_back_as_what_they_were(value: object) -> None:
+    back = decode(json.loads(json.dumps(encode(value), allow_nan=False)))
+    assert type(back) is type(value) and back == value and repr(back) == repr(value)
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 0), (2, 2)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn, torch.complex64, torch.bool])
+def test_tensors_of_every_dtype_survive(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    value = torch.full(shape, 1.5).to(dtype)
+    back = decode(json.loads(json.dumps(encode(value), allow_nan=False)))
+    assert (
+        back.dtype is dtype and back.shape == shape and torch.equal(back.to(torch.complex64), value.to(torch.complex64))
+    )
+
+
+def test_bits_of_an_unknown_dtype_are_refused() -> None:
+    with pytest.raises(UsageError, match="'save'"):
+        decode({"$bits": {"dtype": "save", "shape": [1], "data": "AAAA"}})
 
 
 def test_tensors_arrays_and_nan_survive() -> None:

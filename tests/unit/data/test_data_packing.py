@@ -120,3 +120,8 @@ def test_other_lengths_are_another_dataset() -> None:
         pytest.raises(UsageError, match="fingerprint was"),
     ):
         two.load_state_dict(one.state_dict())
+
+
+def test_lengths_that_are_no_whole_numbers_are_refused() -> None:
+    with pytest.raises(UsageError, match="float64 numbers; give whole ones"):
+        PackedDocuments([[1, 2]], [1.7], sequence_length=1)

@@ -418,3 +418,20 @@ def test_iterable_datasets_with_workers_resume(make: str) -> None:
     with Stream(loader(), microbatches_per_window=2) as stream:
         stream.load_state_dict(state)
         assert first + run(stream, 4) == whole
+
+
+def test_columns_that_a_dataloader_made_are_counted_by_their_rows() -> None:
+    """torch's own collate function makes a list of columns from samples that are tuples: not two samples."""
+    pairs = [(torch.zeros(3), number) for number in range(10)]
+    words = [("a", "b")] * 10
+    for samples, collate, counts in (
+        (pairs, None, [4, 4, 2]),
+        (words, None, [4, 4, 2]),
+        ([{"x": ("a", "b"), "y": (1, 2)}] * 10, None, [4, 4, 2]),
+        ([torch.zeros(3)] * 10, list, [4, 4, 2]),
+        (["ab"] * 10, None, [4, 4, 2]),
+        (pairs, list, [4, 4, 2]),
+    ):
+        loader = DataLoader(samples, batch_size=4, collate_fn=collate)  # type: ignore[arg-type]
+        with Stream(loader, microbatches_per_window=3) as stream:
+            assert [batch.num_samples for batch in next(stream.windows())] == counts, (samples[0], collate)

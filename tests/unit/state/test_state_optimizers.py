@@ -278,3 +278,52 @@ def test_several_optimizers_keep_their_memories_apart() -> None:
     carry_over(parts, fresh_parts)
     for name, model in models.items():
         assert everything(fresh[name], fresh_optimizers[name]) == everything(model, optimizers[name])
+
+
+class Counting(torch.optim.SGD):
+    """Keeps something of its own, and says so in its state_dict."""
+
+    calls = 0
+    slow = torch.zeros(2)
+
+    def step(self, closure: Any = None) -> Any:
+        self.calls += 1
+        return super().step(closure)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "calls": self.calls, "slow": self.slow}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        state = dict(state_dict)
+        self.calls, self.slow = state.pop("calls"), state.pop("slow")
+        super().load_state_dict(state)
+
+
+def test_what_an_optimizer_keeps_beside_torchs_tables_comes_back() -> None:
+    def made() -> tuple[nn.Module, Counting]:
+        torch.manual_seed(1)
+        model = nn.Linear(3, 2, dtype=torch.bfloat16)
+        return model, Counting(model.parameters(), lr=0.1, momentum=0.9)
+
+    model, optimizer = made()
+    for _ in range(3):
+        model(torch.ones(1, 3, dtype=torch.bfloat16)).sum().backward()
+        optimizer.step()
+    for state in optimizer.state.values():
+        state["momentum_buffer"] = state["momentum_buffer"].float() + 1e-5  # torch's own loading would cast it
+    optimizer.slow = torch.tensor([1.5, 2.5])
+    store = Store(Memory())
+    parts = [OptimizerMemory({"model": optimizer}, {"model": model}, steps=steps) for steps in (False, True)]
+    store.save({part.name: part.capture() for part in parts}, Progress(), facts={}).result()
+    model, fresh = made()
+    plain = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    with store.open(store.catalog().entries[0]) as checkpoint:
+        for steps in (False, True):
+            part = OptimizerMemory({"model": fresh}, {"model": model}, steps=steps)
+            part.restore(checkpoint.source(part.name))
+        with pytest.raises(MismatchError, match=r"SGD.state_dict\(\): the program has no calls, slow"):
+            OptimizerMemory({"model": plain}, {"model": model}, steps=False).restore(checkpoint.source("moments"))
+    assert fresh.calls == 3 and fresh.slow.tolist() == [1.5, 2.5]
+    for one, two in zip(optimizer.state.values(), fresh.state.values(), strict=True):
+        assert two["momentum_buffer"].dtype is torch.float32
+        assert torch.equal(one["momentum_buffer"], two["momentum_buffer"])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import math
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -24,14 +25,18 @@ def encode(value: Any, path: str = "state") -> Any:
     if type(value) in (list, tuple):
         items = [encode(item, f"{path}[{i}]") for i, item in enumerate(value)]
         return items if type(value) is list else {"$tuple": items}
+    if type(value) is Counter:
+        return {"$counter": _encode_dict(dict(value), path)}
     if isinstance(value, dict):
         return _encode_dict(value, path)
     if isinstance(value, bytes):
         return {"$bytes": base64.b64encode(value).decode()}
-    if isinstance(value, (np.ndarray, np.generic)):
-        return {"$array": _encode_array(np.asarray(value), path)}
+    if isinstance(value, np.generic):
+        return {"$scalar": _encode_array(np.asarray(value), path)}
+    if isinstance(value, np.ndarray):
+        return {"$array": _encode_array(value, path)}
     if type(value).__module__ == "torch" and type(value).__name__ == "Tensor":
-        return {"$tensor": _encode_array(value.detach().cpu().numpy(), path)}
+        return _encode_tensor(value.detach().cpu(), path)
     raise UsageError(
         f"{path} is a {type(value).__module__}.{type(value).__qualname__}, which cannot be saved without pickle; let "
         "state_dict() return numbers, strings, lists, dicts, bytes, arrays or tensors"
@@ -42,6 +47,16 @@ def _encode_dict(value: dict[Any, Any], path: str) -> Any:
     if all(type(key) is str and not key.startswith("$") for key in value):
         return {key: encode(item, f"{path}.{key}") for key, item in value.items()}
     return {"$items": [[encode(key, f"{path} key"), encode(item, f"{path}[{key!r}]")] for key, item in value.items()]}
+
+
+def _encode_tensor(tensor: Any, path: str) -> Any:
+    try:
+        return {"$tensor": _encode_array(tensor.numpy(), path)}
+    except TypeError:  # bfloat16 and others that NumPy does not know: their bytes, and torch's name for what they are
+        import torch
+
+        data = base64.b64encode(tensor.reshape(-1).view(torch.uint8).numpy().tobytes()).decode()
+        return {"$bits": {"dtype": str(tensor.dtype)[len("torch.") :], "shape": list(tensor.shape), "data": data}}
 
 
 def _encode_array(array: np.ndarray[Any, Any], path: str) -> dict[str, Any]:
@@ -70,12 +85,18 @@ def decode(value: Any) -> Any:
             return {decode(key): decode(item) for key, item in body}
         case "$bytes":
             return base64.b64decode(body, validate=True)
+        case "$counter":
+            return Counter(decode(body))
+        case "$scalar":
+            return _decode_array(body)[()]
         case "$array":
             return _decode_array(body)
         case "$tensor":
             import torch
 
             return torch.from_numpy(_decode_array(body))
+        case "$bits":
+            return _decode_bits(body)
         case _:
             raise UsageError(f"the loader's state has the unknown tag {tag!r}; it was written by a newer version")
 
@@ -85,3 +106,15 @@ def _decode_array(body: dict[str, Any]) -> np.ndarray[Any, Any]:
     if dtype.hasobject:
         raise UsageError(f"the loader's state has an array of {dtype}, which is never read")
     return np.frombuffer(base64.b64decode(body["data"], validate=True), dtype).reshape(body["shape"]).copy()
+
+
+def _decode_bits(body: dict[str, Any]) -> Any:
+    import torch
+
+    dtype = getattr(torch, str(body["dtype"]), None)
+    if not isinstance(dtype, torch.dtype):
+        raise UsageError(f"the loader's state has a tensor of {body['dtype']!r}, which this torch does not know")
+    data = bytearray(base64.b64decode(body["data"], validate=True))
+    if not data:  # which torch.frombuffer refuses
+        return torch.empty(body["shape"], dtype=dtype)
+    return torch.frombuffer(data, dtype=torch.uint8).view(dtype).reshape(body["shape"])

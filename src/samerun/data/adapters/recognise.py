@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from typing import Any
 
 from samerun.data.source import Guarantee
@@ -16,12 +18,36 @@ def guarantee_of(loader: Any, *, replay: bool) -> Guarantee:
 
 def _drops_a_buffer(loader: Any) -> bool:
     """A Hugging Face iterable with a shuffle buffer: its state leaves the buffer out, so reading again is exact."""
-    stage = getattr(loader, "_ex_iterable", None) or getattr(getattr(loader, "dataset", None), "_ex_iterable", None)
-    while stage is not None:
+    stages = [getattr(loader, "_ex_iterable", None), getattr(getattr(loader, "dataset", None), "_ex_iterable", None)]
+    while stages:
+        stage = stages.pop()
         if "BufferShuffled" in type(stage).__name__:
             return True
-        stage = getattr(stage, "ex_iterable", None)
+        if stage is not None:  # several where datasets are interleaved or joined
+            stages += [getattr(stage, "ex_iterable", None), *getattr(stage, "ex_iterables", ())]
     return False
+
+
+def counter_for(loader: Any) -> Callable[[Any], int]:
+    """How many samples one of its batches has, as far as it shows.
+
+    torch's own collate function makes a list of columns from samples that are tuples; every other list is taken for one
+    of samples.
+    """
+    if sys.modules.get("torch") is None:
+        return length_of
+    from torch.utils.data import default_collate
+
+    return _length_of_columns if getattr(loader, "collate_fn", None) is default_collate else length_of
+
+
+def _length_of_columns(batch: Any) -> int:
+    """Of what torch's default_collate made: tensors, texts side by side, and lists, tuples and dicts of columns."""
+    if isinstance(batch, dict):
+        return max(map(_length_of_columns, batch.values()), default=1)
+    if isinstance(batch, (list, tuple)) and batch:
+        return len(batch) if isinstance(batch[0], (str, bytes)) else _length_of_columns(batch[0])
+    return length_of(batch)
 
 
 def length_of(batch: Any) -> int:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from samerun.data.adapters.marks import Mark, SnapshotRing, capacity_for
-from samerun.data.adapters.recognise import guarantee_of, length_of, whole
+from samerun.data.adapters.recognise import counter_for, guarantee_of, whole
 from samerun.data.adapters.resume import resumed, stream_state
 from samerun.data.coverage import add_coverage, mix64
 from samerun.data.elastic import Decision, Policy, Share, parse_bounded
@@ -77,7 +77,7 @@ class Stream(SourceBase):
         self._seed = seed
         self._max_replay = max_replay
         self._snapshot_every = snapshot_every
-        self._num_samples = num_samples or length_of
+        self._num_samples = num_samples or counter_for(loader)
         self._device = device
         self._fingerprint = fingerprint
         self._replica = Replica()
