@@ -39,13 +39,6 @@ def open_attempt(storage: Storage, facts: dict[str, Any]) -> int:
         return number
 
 
-def read_attempt(storage: Storage, number: int) -> dict[str, Any]:
-    """The facts that attempt `number` was opened with."""
-    key = names.attempt_key(number)
-    data = storage.get(key, max_bytes=schema.MAX_SMALL_DOCUMENT_BYTES).data
-    return _facts(unseal(data, schema=schema.ATTEMPT_SCHEMA, where=key), "facts", key)
-
-
 def read_run(storage: Storage) -> dict[str, Any] | None:
     """The run's record; None when nothing was ever written. SchemaError when the path holds something else,
     MismatchError when it holds weights that were exported or imported.

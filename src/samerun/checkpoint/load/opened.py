@@ -49,7 +49,6 @@ class Checkpoint:
         self.reads = ReadAccount()
         self.when_consumed: Callable[[str], None] = lambda _: None
         """Told the name once everything was read: those bytes are then known to be right."""
-        self._ignored: set[str] = set()
         self.index(self.own_rank)
 
     @property
@@ -96,15 +95,10 @@ class Checkpoint:
         """`component` (its plain state) and `component/key` that this rank could have read and did not."""
         left: list[str] = []
         for component in self.components:
-            if component not in self._ignored:
-                left += self.source(component).unconsumed()
+            left += self.source(component).unconsumed()
         if not left:
             self.when_consumed(self.entry.name)
         return left
-
-    def ignore(self, component: str) -> None:
-        """Says that `component` is left unread on purpose (waived, or derived anew on another topology)."""
-        self._ignored.add(component)
 
     def index(self, rank: int) -> Index:
         """The verified index of one saved rank."""

@@ -111,10 +111,6 @@ class SpikeDetector:
         self._episode: dict[str, Any] | None = None
         self._num_since_epoch = 0
 
-    @property
-    def is_in_episode(self) -> bool:
-        return self._episode is not None
-
     def after(self, *, window: int, loss: float, grad_norm: float) -> list[Finding]:
         """The findings of one window; values that are not finite (or a norm of 0) are passed over."""
         judged = [
