@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import threading
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import samerun
 from samerun.checkpoint import Store
+from samerun.core.machine import resident_bytes
 from samerun.errors import Refused, Stopped, UsageError
 from samerun.state.fingerprint import tensor_digest
 from samerun.state.model import Weights
@@ -117,6 +119,35 @@ def steps_with_forwards(look: bool) -> list[str]:
                 model(BATCHES[:3])
         losses.append(repr(window.step().loss))
     return losses
+
+
+def large(path: str) -> samerun.Run:
+    torch.manual_seed(3)
+    model = nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(6)))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    data = samerun.Data(list(torch.randn(4, 1024)), global_batch=1, micro_batch=1, seed=1)
+    run = samerun.Run(path, model=model, optimizer=optimizer, data=data, save_every="1000 updates", health="off")
+    run.model = model  # type: ignore[attr-defined]
+    return run
+
+
+def large_saved(path: str) -> None:
+    with large(path) as run:
+        for window in run.windows(until=1):
+            for batch in window:
+                window.backward(run.model(batch).square().sum(), 1)  # type: ignore[attr-defined]
+            window.step()
+
+
+def large_resumed(path: str) -> dict[str, int]:
+    """Bytes that a start holds more than before it, and how far above that it ever came."""
+    run = large(path)
+    Path("/proc/self/clear_refs").write_text("5")  # the highest so far is now
+    before = resident_bytes()
+    with run:
+        after = resident_bytes()
+        assert before is not None and after is not None
+        return {"held": after[0] - before[0], "above": after[1] - after[0]}
 
 
 def warm_started_after_a_forward(path: str) -> dict[str, str]:

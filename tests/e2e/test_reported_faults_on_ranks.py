@@ -10,6 +10,7 @@ from rank_pool import RankPool
 from samerun.checkpoint import Store
 
 JOBS = "report_jobs"
+MIB = 2**20
 
 
 @pytest.mark.parametrize("low", [False, True], ids=["float32", "bfloat16 forwards"])
@@ -51,6 +52,14 @@ def test_a_warm_start_takes_effect_in_a_model_that_has_run_a_forward(ranks: Rank
     saved = ranks.run(2, job, path=str(tmp_path), until=1, looks=False)
     for loaded in ranks.run(2, f"{JOBS}:warm_started_after_a_forward", path=str(tmp_path)):
         assert loaded == {name: saved[0][name] for name in loaded} and len(loaded) == 4
+
+
+def test_a_load_takes_no_more_memory_than_the_state_it_leaves(ranks: RankPool, tmp_path: Path) -> None:
+    """24 MiB of weights, 48 of moments, one file of 72: no second copy of any of them, not even for a moment."""
+    ranks.run(1, f"{JOBS}:large_saved", path=str(tmp_path))
+    (answer,) = ranks.run(1, f"{JOBS}:large_resumed", path=str(tmp_path))
+    assert 44 * MIB <= answer["held"] <= 60 * MIB
+    assert answer["above"] <= 12 * MIB  # a few blocks, and what an allocator keeps; a weight matrix has 4
 
 
 @pytest.mark.parametrize("trials", [8, pytest.param(50, marks=pytest.mark.soak)])

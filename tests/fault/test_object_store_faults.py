@@ -206,6 +206,33 @@ def test_many_attempts_at_once_get_a_number_each() -> None:
     assert sorted(numbers) == [1, 2, 3, 4, 5, 6]
 
 
+class Noted(Requests):
+    """Writes down what was asked to be written, in order."""
+
+    def __init__(self, memory: MemoryStore) -> None:
+        super().__init__(memory, part_bytes=PART)
+        self.written: list[str] = []
+
+    def before(self, request: Request) -> None:
+        if request.verb in (Verb.CREATE, Verb.REPLACE, Verb.OVERWRITE, Verb.UPLOAD):
+            self.written.append(request.key)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_the_manifest_is_written_after_all_data_and_pointers_after_the_manifest(size: int) -> None:
+    memory = prepared(size)
+    noted = Noted(memory)
+    storage = cloud(noted)
+    run_ranks(size, lambda group: save(Store(storage, group=group, keep_last=1), 2, group.rank))
+    of_checkpoint = [key for key in noted.written if "checkpoints/u000000002-" in key]
+    pointers = [key for key in noted.written if key.endswith(("latest.json", "tags/best.json"))]
+    manifest = [key for key in of_checkpoint if key.endswith("manifest.json")]
+    assert len(manifest) == 1 and len({key for key in of_checkpoint if "/rank-" in key}) > size
+    assert of_checkpoint[-1] == manifest[0]
+    assert sorted(pointers) == ["latest.json", "tags/best.json"]
+    assert min(noted.written.index(key) for key in pointers) > noted.written.index(manifest[0])
+
+
 class Asleep(Requests):
     """Sleeps at its manifest until it is woken, as a machine that was suspended right after the fence was checked."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -342,6 +343,26 @@ def test_leaving_the_loop_early_keeps_what_was_decided(tmp_path: Path, disk: Sav
             window.step()
             break
     assert 0 in saved_weights(tmp_path)
+
+
+def test_while_a_save_is_being_written_pointer_and_older_checkpoints_stay(tmp_path: Path, disk: SaveFiles) -> None:
+    """keep_last=1: neither is touched when the save is handed over, only once it is whole."""
+    seen = []
+
+    def look(run: samerun.Run, window: int) -> None:
+        if window == 0:
+            run._opened().saving.settle()
+            disk.gate.clear()
+        elif window == 1:  # update 1 is being written
+            pointer = json.loads((tmp_path / "latest.json").read_text())["name"]
+            seen.append((pointer, [entry.name for entry in Store(tmp_path).catalog().entries]))
+            disk.gate.set()
+
+    train(tmp_path, until=2, in_body=look, keep_last=1)
+    ((pointer, kept),) = seen
+    assert pointer.startswith("u000000000-") and kept == [pointer]
+    assert sorted(saved_weights(tmp_path)) == [2]
+    assert json.loads((tmp_path / "latest.json").read_text())["name"].startswith("u000000002-")
 
 
 def test_options_that_cannot_work_are_refused(tmp_path: Path) -> None:
