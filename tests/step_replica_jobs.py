@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 from samerun.step import Step
@@ -151,3 +152,10 @@ def statistics_of_two_optimizers(num_windows: int) -> dict[str, Any]:
         window.step("d")
         window.step("g")
     return {"before": before}
+
+
+def ddp_over_tensor_parallel() -> None:
+    mesh = init_device_mesh("cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("dp", "tp"))
+    model = parallelize_module(net(), mesh["tp"], {"into": ColwiseParallel(), "out": RowwiseParallel()})
+    model = DistributedDataParallel(model, device_mesh=mesh["dp"])
+    Step(model, torch.optim.SGD(model.parameters(), lr=0.1), mesh=mesh)

@@ -70,6 +70,7 @@ def topology_of(models: Iterable[nn.Module], *, mesh: DeviceMesh | None, launche
     world_size = dist.get_world_size()
     if world_size == 1 and mesh is None:
         return _solo()
+    _require_visible_shards(models)
     found = _mesh_of(models)
     if mesh is not None:
         return _on_mesh(mesh, Wrapping.SHARDED if found is not None else Wrapping.MESH)
@@ -105,6 +106,20 @@ def _require_whole_world(models: list[nn.Module], world_size: int) -> None:
             raise Refused(
                 f"DDP ties {num_tied} of {world_size} ranks together, so there would be several models under one name; "
                 f"build it over all ranks, or say what the others are with mesh="
+            )
+
+
+def _require_visible_shards(models: list[nn.Module]) -> None:
+    """DDP over a tensor-parallel model makes plain parameters of its shards: norms and checkpoints would take each for
+    the whole.
+    """
+    for model in models:
+        hidden = [name for name, parameter in model.named_parameters() if hasattr(parameter, "_st_info")]
+        if hidden:
+            raise Refused(
+                f"DDP was put around a tensor-parallel model, which hides that {hidden[0]} is a shard: its norm would "
+                f"be taken, and its part saved, as if it were whole. Use fully_shard(model, mesh=mesh['dp']): it keeps "
+                f"DTensors"
             )
 
 

@@ -119,3 +119,18 @@ def test_a_million_lookups_far_away_are_fast() -> None:
         order.lookup(epochs, offsets)
         best = min(best, time.process_time() - begin)
     assert best < 0.5  # the figure is 0.1 s and is measured by the bench; a shared machine gets slack here
+
+
+def test_draws_in_the_ragged_top_are_drawn_again_from_other_counters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So rare that no seed shows it: the first draws are bent to the top of 2^64."""
+    real, seen = order_module.mix_array, []
+
+    def bent(values: np.ndarray) -> np.ndarray:
+        seen.append(values.tolist())
+        return np.full_like(values, 2**64 - 1) if len(seen) == 1 else real(values)
+
+    monkeypatch.setattr(order_module, "mix_array", bent)
+    draws = order_module._uniform_below(7, 5)
+    assert len(seen) == 2 and len(seen[1]) == 4  # below 3, 5, 6 and 7; the powers of two have no ragged top
+    assert not set(seen[1]) & set(seen[0])
+    assert all(0 <= draw <= i for i, draw in enumerate(draws.tolist()))

@@ -435,3 +435,19 @@ def test_columns_that_a_dataloader_made_are_counted_by_their_rows() -> None:
         loader = DataLoader(samples, batch_size=4, collate_fn=collate)  # type: ignore[arg-type]
         with Stream(loader, microbatches_per_window=3) as stream:
             assert [batch.num_samples for batch in next(stream.windows())] == counts, (samples[0], collate)
+
+
+def test_a_loop_that_reads_ahead_of_its_commits_resumes_where_an_epoch_begins() -> None:
+    """The window behind the committed one has begun the epoch, so the saved place is the epoch's beginning itself."""
+    with Stream([[1], [2], [3], [4]], microbatches_per_window=2) as stream:
+        windows = stream.windows()
+        ahead = [next(windows) for _ in range(3)]
+        for window in ahead:
+            list(window)
+        stream.commit(ahead[0])
+        stream.commit(ahead[1])
+        state = stream.state_dict()
+    assert (state["epoch"], state["item"], state["after"]) == (1, 0, 0)
+    with Stream([[1], [2], [3], [4]], microbatches_per_window=2) as stream:
+        stream.load_state_dict(state)
+        assert run(stream, 5) == [[1], [2], [3], [4]] * 2 + [[1], [2]]

@@ -37,6 +37,13 @@ def test_drop_tail_leaves_n_mod_b_of_each_epoch() -> None:
     assert epochs == [{0}, {0}, {1}, {1}]
 
 
+@pytest.mark.parametrize("cut", [(4, 6), (2, 8)])
+def test_drop_tail_takes_no_skip_range_that_cuts_a_window(cut: tuple[int, int]) -> None:
+    with pytest.raises(UsageError, match="cuts a window"):
+        windowing(10, 4, 2, EpochEnd.DROP_TAIL, [cut])
+    assert windowing(10, 4, 2, EpochEnd.DROP_TAIL, [(4, 8)]).window(index=0, start=4).end == 12
+
+
 def test_microbatches_do_not_depend_on_replicas() -> None:
     plan = windowing(100, 13, 3).window(index=2, start=26)
     assert [plan.microbatch(k).position for k in range(5)] == [26, 29, 32, 35, 38]

@@ -65,6 +65,12 @@ def test_a_head_that_nobody_averages_is_refused(ranks: RankPool) -> None:
     assert ranks.run(2, "step_replica_jobs:sharded_in_part", with_mesh=True) == ["made", "made"]
 
 
+def test_ddp_over_a_tensor_parallel_model_is_refused(ranks: RankPool) -> None:
+    """Its plain parameters are shards in disguise; each rank would clip by a norm of its own."""
+    with pytest.raises(RankError, match=r"hides that .* is a shard"):
+        ranks.run(4, "step_replica_jobs:ddp_over_tensor_parallel")
+
+
 @pytest.mark.parametrize("wrap", ["ddp", "fsdp"])
 def test_a_model_compiled_after_it_was_wrapped(ranks: RankPool, wrap: str) -> None:
     expected, _, _ = big_batch((3, 2, 4))
