@@ -38,8 +38,8 @@ def by_data(**options: Any) -> Data:
     return Data(Samples(), **{"global_batch": BATCH, "micro_batch": MICRO, "seed": 7, "collate_fn": list} | options)
 
 
-def by_sampler() -> DataSource:
-    sampler = WindowSampler(Samples(), global_batch=BATCH, micro_batch=MICRO, seed=7)
+def by_sampler(global_batch: int = BATCH) -> DataSource:
+    sampler = WindowSampler(Samples(), global_batch=global_batch, micro_batch=MICRO, seed=7)
     return as_source(DataLoader(Samples(), batch_sampler=sampler, collate_fn=list))  # type: ignore[arg-type]
 
 
@@ -110,15 +110,20 @@ def test_state_before_the_first_batch_and_right_after_a_load(make: Any) -> None:
     assert chain(make, 0, 0, 4, 0, 2) == chain(make, 6)
 
 
-def test_state_at_the_end_of_an_epoch_means_the_next_epochs_first_sample() -> None:
-    def make() -> Data:
-        return by_data(global_batch=10)
+@both
+def test_state_at_the_end_of_an_epoch_means_the_next_epochs_first_sample(make: Any) -> None:
+    """Exhausted, it goes on with the epoch after; and again from there."""
 
-    log, state = attempt(make, None, 2)
+    def halves() -> DataSource:
+        return make(global_batch=10)
+
+    log, state = attempt(halves, None, 2)
     assert state["position"] == N
-    following, _ = attempt(make, state, 1)
-    assert [e for _, _, samples, _ in following for e, _ in samples] == [1] * 10
-    assert log + following == attempt(make, None, 3)[0]
+    following, state = attempt(halves, state, 2)
+    assert [e for _, _, samples, _ in following for e, _ in samples] == [1] * 20
+    last, _ = attempt(halves, state, 1)
+    assert [e for _, _, samples, _ in last for e, _ in samples] == [2] * 10
+    assert log + following + last == attempt(halves, None, 5)[0]
 
 
 @pytest.mark.parametrize("left", [0, 1, 3])

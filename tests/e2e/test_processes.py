@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from rank_pool import RankPool
 from samerun.core.events import read_events
 from samerun.drill.traces import causes, first_differences, read_traces
 from samerun.errors import ExitCode
@@ -43,17 +44,19 @@ scenarios.train(sys.argv[1], wrap="ddp", until=int(sys.argv[2]), save_every="100
 """
 
 
-def test_ctrl_c_is_a_clean_stop_and_the_next_start_goes_on(tmp_path: Path) -> None:
+def test_a_signal_is_a_clean_stop_with_75_and_the_next_start_goes_on(ranks: RankPool, tmp_path: Path) -> None:
     twin, run = tmp_path / "twin-trace", tmp_path / "run-trace"
     train = [sys.executable, str(script(tmp_path / "train.py", ALONE))]
-    subprocess.run([*train, tmp_path / "twin"], env=environ(FaultPlan(trace=twin)), check=True, timeout=100)
-    plan = FaultPlan(trace=run, faults=(Fault(at="window:4.microbatch:1", rank=0, deed=Deed.INTERRUPT),))
-    stopped = subprocess.run(
-        [*train, tmp_path / "run"], env=environ(plan), timeout=100, check=False, capture_output=True, text=True
-    )
-    assert stopped.returncode == ExitCode.STOPPED, stopped.stderr
-    assert "Traceback" not in stopped.stderr
-    assert "stopped by SIGINT, saved as u000000005-" in stopped.stderr
+    whole = {"path": str(tmp_path / "twin"), "until": 8}
+    ranks.run(1, "scenarios:train", environ={"SAMERUN_FAULTS": FaultPlan(trace=twin).to_text()}, **whole)
+    for window, deed, name in ((2, Deed.TERM, "SIGTERM"), (4, Deed.INTERRUPT, "SIGINT")):
+        plan = FaultPlan(trace=run, faults=(Fault(at=f"window:{window}.microbatch:1", rank=0, deed=deed),))
+        stopped = subprocess.run(
+            [*train, tmp_path / "run"], env=environ(plan), timeout=100, check=False, capture_output=True, text=True
+        )
+        assert stopped.returncode == ExitCode.STOPPED == 75, stopped.stderr
+        assert "Traceback" not in stopped.stderr
+        assert f"stopped by {name}, saved as u{window + 1:09d}-" in stopped.stderr
     subprocess.run([*train, tmp_path / "run"], env=environ(FaultPlan(trace=run)), check=True, timeout=100)
     assert not any(first_differences(read_traces(twin), read_traces(run)).values())
     assert causes(read_traces(run)) == []

@@ -63,6 +63,8 @@ class Decision:
     replayed: int = 0
     repeated_at_most: int = 0
     lost_at_most: int = 0
+    resizes_windows: bool = False
+    """A window holds another number of samples from here on; the same cut into other microbatches does not."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -90,7 +92,8 @@ def decide(saved: Share, now: Share, *, position: int, allowed: Collection[Polic
     if changed and (saved.identity.get("epoch_end") == "drop_tail" or now.guarantee is not Guarantee.EXACT):
         return _refused(position, f"positions depend on the batch here, so it cannot change: {described}")
     if changed:
-        wanted = Decision(policy=Policy.REBATCH, reason=described, position=position)
+        resizes = "global_batch" in changed
+        wanted = Decision(policy=Policy.REBATCH, reason=described, position=position, resizes_windows=resizes)
         return _if_allowed(wanted, allowed)
     if saved.replicas != now.replicas and not saved.shared:
         return _redealt(saved, now.replicas, position, allowed)

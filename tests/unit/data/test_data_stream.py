@@ -145,6 +145,11 @@ def test_a_replay_is_announced_and_bounded(caplog: pytest.LogCaptureFixture) -> 
         assert stream.decision is not None and stream.decision.replayed == 40
         assert items.reads == 41
     assert "dropping 40 batches" in caplog.text
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, "samerun.data"), Stream(Items(100), microbatches_per_window=4) as stream:
+        stream.load_state_dict(state)
+        run(stream, 100)  # four more epochs: said once before and once after, and never again
+    assert len(caplog.records) == 2
     with Stream(Items(100), microbatches_per_window=4, max_replay=39) as stream:
         stream.load_state_dict(state)
         with pytest.raises(UsageError, match=r"40 batches.*max_replay=39"):

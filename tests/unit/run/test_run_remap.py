@@ -26,7 +26,8 @@ def train(path: Path, until: int, *, batch: int = 4, scheduler: Any = CURVE, **o
     if not hasattr(scheduler, "factor"):
         scheduler = scheduler(optimizer)
     dataset = [torch.full((3,), float(i)) for i in range(40)]
-    data = samerun.Data(dataset, global_batch=batch, micro_batch=2, on_change=options.pop("on_change", "rebatch"))
+    sizes = {"global_batch": batch, "micro_batch": options.pop("micro", 2)}
+    data = samerun.Data(dataset, **sizes, on_change=options.pop("on_change", "rebatch"))
     run = samerun.Run(path, model=model, optimizer=optimizer, scheduler=scheduler, data=data, **options)
     rates = []
     with run:
@@ -67,6 +68,17 @@ def test_milestones_stay_where_the_user_wants_them(
     assert "milestones stay" not in capfd.readouterr().err, "nothing changed any more"
     events = [event for path in sorted((tmp_path / "journal").glob("*[0-9].jsonl")) for event in read_events(path)]
     assert [len(event["remapped"]) for event in events if event["event"] == "started"] == [0, 1, 0]
+
+
+@pytest.mark.parametrize("micro", [1, 4])
+def test_the_same_batch_cut_otherwise_moves_no_milestone_and_asks_nothing(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], micro: int
+) -> None:
+    train(tmp_path, 3)
+    assert train(tmp_path, 6, micro=micro) == expected(CURVE, [4, 5, 6])
+    assert "milestones" not in capfd.readouterr().err
+    with pytest.raises(Refused, match="counts updates"):
+        train(tmp_path, 9, micro=2, batch=8)
 
 
 def test_the_batch_changed_twice(tmp_path: Path) -> None:

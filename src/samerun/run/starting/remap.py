@@ -12,7 +12,7 @@ from typing import Any
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from samerun.core.progress import Progress
-from samerun.data.elastic import Decision, Policy
+from samerun.data.elastic import Decision
 from samerun.errors import Refused
 from samerun.run.config import RunConfig
 from samerun.step.schedule import Clock, ClockedSchedule
@@ -34,7 +34,7 @@ def remap_schedules(config: RunConfig, progress: Progress) -> list[str]:
     """
     data: Decision | None = getattr(config.source, "decision", None)
     remap = config.remap
-    batch = data.reason if data is not None and data.policy is Policy.REBATCH else None
+    batch = data.reason if data is not None and data.resizes_windows else None
     lines: list[str] = []
     for name, scheduler in config.schedulers.items():
         if isinstance(scheduler, ClockedSchedule):
