@@ -110,7 +110,7 @@ LIGHT = [
     if folder_of(name) in (None, "errors", "core", "storage", "plan", "format", "preempt")
     or (folder_of(name) == "data" and ".fetch." not in name and ".adapters." not in name)
     or (folder_of(name) == "health" and name != "samerun.health.attach")
-    or name.startswith(("samerun.cli.plan", "samerun.cli.main"))
+    or name.startswith(("samerun.cli.plan", "samerun.cli.main", "samerun.report"))
     or name in {f"samerun.checkpoint.{part}" for part in ("catalog", "retention", "attempts", "verify")}
 ]
 

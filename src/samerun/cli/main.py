@@ -25,6 +25,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "diff": ("samerun.cli.checkpoints.diff", "What two checkpoints hold differently, in ulps."),
     "tag": ("samerun.cli.checkpoints.tag", "A name for a checkpoint, which keeps it."),
     "prune": ("samerun.cli.checkpoints.prune", "Remove checkpoints that nothing keeps."),
+    "report": ("samerun.cli.report", "One HTML file about a run."),
     "export": ("samerun.cli.export", "The weights of a checkpoint as safetensors, or a file of torch.save."),
     "import": ("samerun.cli.import_", "A foreign checkpoint, read without its code, for new runs to begin from."),
     "demo": ("samerun.cli.demo", "A real training, killed five ways, resumed each time, compared with its twin."),

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 COMPONENT: Final = "state"
 """Everything that DCP saves is one component; its tensors are named by DCP's fully qualified names."""
 FACT: Final = "dcp"
-REPORT: Final = MetadataIndex("samerun.report")
+REPORT: Final = MetadataIndex("samerun.files")
 """The index of the one result per rank that stands for its files; a rank without items has only this."""
 
 

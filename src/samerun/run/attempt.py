@@ -187,10 +187,11 @@ class Attempt:
 
     def evaluated(self, name: str, value: float, *, better: str | None) -> None:
         """Records an evaluation; an improvement is saved and tagged at the coming edge."""
-        improved = self._parts.live.losses.evaluated(name, value, better=better, update=int(self.progress.updates))
+        windows, updates = int(self.progress.windows), int(self.progress.updates)
+        improved = self._parts.live.losses.evaluated(name, value, better=better, update=updates)
         if improved and _BEST not in self.saving.tags:
             self.saving.tags.append(_BEST)
-        self.journal.write("evaluated", name=name, value=repr(value), improved=improved)
+        self.journal.write("evaluated", name=name, value=repr(value), improved=improved, windows=windows)
 
     def noise(self) -> NoiseEstimate:
         probe = self._parts.engine.noise

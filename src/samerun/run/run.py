@@ -162,9 +162,11 @@ class Run:
         attempt = self._opened()
         window = int(attempt.progress.windows)
         try:
-            if error is None and self._at_edge:
-                attempt.edge(None)
-            elif error is not None:
+            if error is None:
+                if self._at_edge:
+                    attempt.edge(None)
+                attempt.journal.write("closed", progress=attempt.progress.to_json())
+            else:
                 attempt.failed(error)
                 attempt.journal.write("left", error=repr(error), progress=attempt.progress.to_json())
         finally:

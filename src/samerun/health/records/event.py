@@ -84,10 +84,15 @@ class Recorded:
 
 def read_records(path: Path) -> Recorded:
     """Every whole record of one rank's file. Raises ValueError when the file does not begin as one."""
-    first, *lines = path.read_bytes().split(b"\n")
+    return parse_records(path.read_bytes(), str(path))
+
+
+def parse_records(data: bytes, where: str) -> Recorded:
+    """The same from a file's bytes; `where` is named in errors."""
+    first, *lines = data.split(b"\n")
     head = json.loads(first) if first.startswith(b"{") else {}
     if head.get("schema") != SCHEMA or head.get("fields") != list(FIELDS):
-        raise ValueError(f"{path}: not a file of {SCHEMA} records")
+        raise ValueError(f"{where}: not a file of {SCHEMA} records")
     records, num_unreadable = [], 0
     for line in filter(None, lines):
         try:
