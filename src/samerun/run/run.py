@@ -34,6 +34,7 @@ from samerun.run.config import OnSaveError, RunConfig, SaveOptions, as_mapping
 from samerun.run.ending import last_words
 from samerun.run.ending.stopping import warning_seconds
 from samerun.run.goal import Goal, SaveInterval
+from samerun.run.preamble import Preamble
 from samerun.run.starting.announce import say
 from samerun.run.starting.opening import open_attempt
 from samerun.state.extra import Stateful
@@ -54,7 +55,8 @@ class Run:
     uninterrupted run; bitwise on the same number of ranks, software and numeric settings with deterministic kernels,
     else within float tolerance, and the start line says which and why. It ends where state hides from Run: objects not
     given to it (`extra=`), generators other than Python's, NumPy's and torch's global ones, and anything outside the
-    process. `path` must be on storage that every rank sees.
+    process. `path` must be on storage that every rank sees. On a resume the program's lines between `with run:` and
+    the first window come a second time: they move no random stream, and writing weights there raises UsageError.
 
     Saves run beside training (`background=False`: in its way). Between an edge and `window.step()` a loop body must not
     change weights or optimizer state in place: a save that is still copying them then notices, is thrown away and made
@@ -134,6 +136,7 @@ class Run:
         self._stop = StopFlag()
         self._watching = contextlib.ExitStack()
         self._attempt: Attempt | None = None
+        self._preamble: Preamble | None = None
         self._at_edge = True
 
     @property
@@ -149,6 +152,7 @@ class Run:
         self._watch()
         try:
             self._attempt = open_attempt(self._config, self._stop)
+            self._preamble = Preamble(self._config.models, self._attempt.started)
         except BaseException as error:
             if isinstance(error, Refused) and environ.launcher().rank in (None, 0):
                 say(error.reason)  # a SystemExit ends the script without a word
@@ -184,6 +188,8 @@ class Run:
         goal = Goal.parse(until, samples_per_epoch=self._config.source.samples_per_epoch)
         if goal.is_reached(attempt.progress):
             self._say(f"already at {goal.describe(attempt.progress)}: raise until, or use a new path; nothing to do")
+        if self._preamble is not None:
+            self._preamble.end()
         with preserved_rng():
             source = iter(self._config.source.windows())
         while attempt.edge(goal):

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import samerun
 from samerun.checkpoint import Store
-from samerun.errors import Refused
+from samerun.errors import Refused, UsageError
 
 torch.set_num_threads(1)
 Act = Callable[[nn.Module, int], None]
@@ -32,6 +34,7 @@ def train(
     *,
     until: int = 6,
     act: Act = lambda model, update: None,
+    preamble: Callable[[], object] = lambda: None,
     **options: Any,
 ) -> list[tuple[float, list[float]]]:
     """One start: (rate inside the update, output of a forward at the edge before it) for each of its windows."""
@@ -39,6 +42,7 @@ def train(
     data = samerun.Data(list(SAMPLES), global_batch=4, micro_batch=2, seed=1)
     run = samerun.Run(path, model=model, optimizer=optimizer, data=data, save_every="1 updates", **options)
     with run:
+        preamble()
         for window in run.windows(until=until):
             with torch.no_grad():
                 probe = model(SAMPLES[:3].to(next(model.parameters()).dtype)).flatten().tolist()
@@ -94,6 +98,50 @@ def test_masters_are_not_rebuilt_from_low_precision_weights_in_five_resumes(tmp_
     assert resumed(tmp_path / "run", low, range(1, 7)) == twin
     rebuilt = resumed(tmp_path / "other", low, (3, 6), waive=("moments",))
     assert rebuilt != twin, "it would not have been noticed"
+
+
+# ---- between the start and the first window
+
+
+def plain() -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(7, 13), nn.Dropout(0.5), nn.Linear(13, 7))
+    return model, torch.optim.AdamW(model.parameters(), lr=0.1)
+
+
+def test_what_a_program_draws_or_seeds_before_its_first_window_moves_no_stream_of_a_resumed_run(tmp_path: Path) -> None:
+    def looks_at_samples() -> None:
+        torch.randn(5), np.random.rand(), random.random()
+
+    def seeds() -> None:
+        torch.manual_seed(7), np.random.seed(7), random.seed(7)
+
+    for number, preamble in enumerate((looks_at_samples, seeds)):
+        twin = train(tmp_path / f"twin-{number}", *plain(), preamble=preamble)
+        assert resumed(tmp_path / f"run-{number}", plain, (1, 3, 6), preamble=preamble) == twin
+
+
+@pytest.mark.parametrize("assign", [False, True])
+def test_a_model_that_is_loaded_over_what_was_restored_is_an_error_and_nothing_is_saved(
+    tmp_path: Path, assign: bool
+) -> None:
+    """Inside `with run:`, as scripts do that begin from a pretrained model: right the first time, and never again."""
+
+    def start() -> list[Any]:
+        model, optimizer = plain()
+        pretrained = {name: torch.ones_like(tensor) for name, tensor in model.state_dict().items()}
+        return [model, optimizer, lambda: model.load_state_dict(pretrained, assign=assign and again)]
+
+    again = False
+    model, optimizer, load = start()
+    train(tmp_path, model, optimizer, until=3, preamble=load)
+    before = [entry.name for entry in Store(tmp_path).catalog().entries]
+    again = True
+    model, optimizer, load = start()
+    with pytest.raises(UsageError, match=r"weights were written to between.*0\.weight.*restored from u000000003-"):
+        train(tmp_path, model, optimizer, preamble=load)
+    assert [entry.name for entry in Store(tmp_path).catalog().entries] == before
+    assert len(train(tmp_path, *plain())) == 3
 
 
 # ---- names of what is trained
