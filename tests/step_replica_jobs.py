@@ -159,3 +159,34 @@ def ddp_over_tensor_parallel() -> None:
     model = parallelize_module(net(), mesh["tp"], {"into": ColwiseParallel(), "out": RowwiseParallel()})
     model = DistributedDataParallel(model, device_mesh=mesh["dp"])
     Step(model, torch.optim.SGD(model.parameters(), lr=0.1), mesh=mesh)
+
+
+def complex_parameters(counts: Sequence[int]) -> dict[str, Any]:
+    """A complex factor beside real layers, in one process or as DDP's replicas."""
+    torch.manual_seed(6)
+    inner = nn.Linear(WIDTH, 2).double()
+    inner.register_parameter("phase", nn.Parameter(torch.tensor([1 + 1j, 2 - 1j], dtype=torch.complex128)))
+    alone = not dist.is_initialized()
+    replica, num_replicas = (0, 1) if alone else (dist.get_rank(), dist.get_world_size())
+    model: nn.Module = inner if alone else DistributedDataParallel(_Phased(inner))
+    forward = _Phased(inner) if alone else model
+    step = Step(model, torch.optim.SGD(inner.parameters(), lr=0.1), max_norm=0.5)
+    norms = []
+    for _ in range(2):
+        window = step.window(mine(batches(counts), replica, num_replicas))
+        for inputs, _ in window:
+            window.backward(forward(inputs), len(inputs))
+        norms.append(window.step().grad_norm)
+    return {
+        "parameters": [*inner.weight.flatten().tolist(), *torch.view_as_real(inner.phase).flatten().tolist()],
+        "norms": norms,
+    }
+
+
+class _Phased(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.inner(x) * self.inner.phase).abs().square().sum()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -75,6 +76,64 @@ def test_bounds_of_parts_that_are_dealt_anew(on_change: str, policy: Policy, rep
     state = state_after(dealt(0, 2), 2)
     decision = resumed(dealt(0, 5, on_change=on_change), state)
     assert (decision.policy, decision.repeated_at_most, decision.lost_at_most) == (policy, repeated, lost)
+
+
+class Part:
+    """Every `count`-th of 60 items of an epoch, from item `index` on; with a state of its own if it is asked to."""
+
+    def __init__(self, index: int, count: int) -> None:
+        self.index, self.count, self.epoch, self.item = index, count, 0, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Any:
+        for item in range(self.index + self.item * self.count, 60, self.count):
+            self.item += 1
+            yield self.epoch * 60 + item
+        self.item = 0
+
+
+class StatefulPart(Part):
+    def state_dict(self) -> dict[str, int]:
+        return {"item": self.item}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.item = state["item"]
+
+
+def parts(kind: type[Part], count: int, **options: Any) -> list[Stream]:
+    streams = [
+        Stream(kind(index, count), shared=False, microbatches_per_window=12, **options) for index in range(count)
+    ]
+    for index, stream in enumerate(streams):
+        stream.attach(Replica(index=index, count=count))
+    return streams
+
+
+def read(stream: Stream, num_windows: int) -> list[int]:
+    seen: list[int] = []
+    windows = stream.windows()
+    for _ in range(num_windows):
+        window = next(windows)
+        seen += [batch.value for batch in window]
+        stream.commit(window)
+    return seen
+
+
+@pytest.mark.parametrize("kind", [Part, StatefulPart])
+@pytest.mark.parametrize("num_windows", [2, 7])
+@pytest.mark.parametrize("on_change", ["at-least-once", "at-most-once"])
+def test_what_is_dealt_anew_is_what_the_epoch_has_left(kind: type[Part], num_windows: int, on_change: str) -> None:
+    """Two replicas became four, in the first epoch and in the second: 24 items of it are done, the rest comes."""
+    before = [(read(stream, num_windows), stream.state_dict()) for stream in parts(kind, 2)]
+    assert sorted(chain.from_iterable(seen for seen, _ in before)) == list(range(12 * num_windows))
+    after = parts(kind, 4, on_change=on_change)
+    for stream in after:
+        stream.load_state_dict(json.loads(json.dumps(before[0][1])))
+        assert stream.decision is not None and stream.decision.position == 24
+    rest = sorted(chain.from_iterable(read(stream, 3) for stream in after))
+    assert rest == [12 * num_windows + i for i in range(36)]
 
 
 def test_refuse() -> None:

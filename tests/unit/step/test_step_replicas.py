@@ -10,7 +10,7 @@ from rank_pool import RankError, RankPool
 from samerun.errors import UsageError
 from samerun.step.parallel.filler import ForwardRecorder
 from step_jobs import big_batch
-from step_replica_jobs import uneven
+from step_replica_jobs import complex_parameters, uneven
 
 _ORDERS = [["a", "b"], ["b", "a"], ["b", "a"]]
 
@@ -83,3 +83,10 @@ def test_statistics_are_shared_once_a_window_with_several_optimizers_too(ranks: 
     first, second = ranks.run(2, "step_replica_jobs:statistics_of_two_optimizers", num_windows=3)
     assert first["before"] == second["before"]
     assert len({tuple(mean) for mean in first["before"]}) == 3
+
+
+def test_complex_parameters_beside_real_ones(ranks: RankPool) -> None:
+    expected = complex_parameters([3, 2, 4])
+    for answer in ranks.run(2, "step_replica_jobs:complex_parameters", counts=[3, 2, 4]):
+        assert answer["norms"] == pytest.approx(expected["norms"], abs=1e-12)
+        assert answer["parameters"] == pytest.approx(expected["parameters"], abs=1e-12)

@@ -333,7 +333,6 @@ class Stream(SourceBase):
             guarantee=self.guarantee,
             replicas=self._replica.count,
             shared=self._is_shared,
-            even=self.microbatches_per_window % self._replica.count == 0,
             identity=self.identity(),
         )
 
