@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from samerun.checkpoint import Entry, Store
 from samerun.core.clock import Clock
@@ -18,11 +18,9 @@ from samerun.core.environ import Launcher
 from samerun.core.events import Journal
 from samerun.core.progress import Progress
 from samerun.data.source import DataWindow
-from samerun.errors import DoNotRestart, ExitCode, Stop, Stopped, UsageError, WindowError
+from samerun.errors import UsageError, WindowError
 from samerun.health.attach import decided_of
 from samerun.health.monitor import Monitor
-from samerun.health.options import Mode
-from samerun.preempt.budget import Leave
 from samerun.preempt.flag import StopFlag
 from samerun.preempt.spans import WINDOW
 from samerun.preempt.votes import Votes
@@ -30,6 +28,7 @@ from samerun.ranks.group import Group
 from samerun.ranks.topology import Topology
 from samerun.run.acting import Actor
 from samerun.run.config import RunConfig
+from samerun.run.ending.leaving import Leaving
 from samerun.run.ending.midwindow import Midwindow
 from samerun.run.ending.stopping import Stopping
 from samerun.run.faults import FaultPoints
@@ -44,7 +43,7 @@ from samerun.state.extra import Extra
 from samerun.step.engine import Engine
 from samerun.step.noise import NoiseEstimate
 from samerun.step.outcome import Decision
-from samerun.step.parallel.agree import Agreed, Flags
+from samerun.step.parallel.agree import Flags
 from samerun.step.schedule import step_schedulers
 from samerun.step.window import Window, WindowDropped
 
@@ -106,8 +105,6 @@ class Attempt:
             replicas=parts.topology.num_replicas,
             say=say,
         )
-        self._agreed: Agreed | None = None
-        self._stop_agreed = False
         self._stop_told = False
         self.open_batch: str | None = None
         """Which samples the open window holds; None between windows."""
@@ -131,6 +128,14 @@ class Attempt:
             landed=self._landed,
             enter=self.enter,
         )
+        self.leaving = Leaving(
+            parts,
+            journal=journal,
+            stopping=self.stopping,
+            midwindow=self._midwindow,
+            saving=self.saving,
+            actor=actor,
+        )
 
     @property
     def progress(self) -> Progress:
@@ -150,24 +155,21 @@ class Attempt:
         reached = goal is None or goal.is_reached(self.progress)
         if goal is not None and self._actor is not None:
             self._actor.heading_for(goal)
-        if self._agreed is not None and self._agreed.num_abandon:
-            self._leave_as_decided()
-            self.saving.await_end(instead="This attempt ends anyway")  # it was begun while saving was allowed
-            self._leave(self.stopping.abandoned(saved_name=self.saving.durable_name))
-        if self._is_stop_agreed() and not reached:
-            self._stop()
+        self.leaving.abandon_if_agreed()
+        if self.leaving.is_stop_agreed() and not reached:
+            self.leaving.stop()
         self.saving.at_edge()
         if self._health is not None:
             self._health.edge(int(self.progress.windows))
         if reached:  # there is no further window that would carry the word
-            self._leave_as_decided()
+            self.leaving.leave_as_decided()
         if self.saving.is_due() or (reached and self.saving.durable != self.progress):
             self.saving.begin(heed_stop=not reached)
-            if not reached and self._is_stop_noticed():  # it may have waited for the save before
-                self._stop()
+            if not reached and self.leaving.ask():  # it may have waited for the save before
+                self.leaving.stop()
         if reached:
             self.saving.require_durable()
-        self.say_budget()
+        self.leaving.say_budget()
         self._window_began = parts.clock.monotonic_seconds()
         self.stopping.spans.enter(WINDOW)
         return not reached
@@ -202,7 +204,7 @@ class Attempt:
     def mean_over_ranks(self, value: float) -> float:
         """Collective; also learns of a notice that came during a long evaluation, before another window is begun."""
         answers = self._parts.group.gather([value, self._parts.stop.is_set])
-        self._stop_agreed = self._stop_agreed or any(stop for _, stop in answers)
+        self.leaving.noticed(stop=any(stop for _, stop in answers))
         return float(sum(value for value, _ in answers) / len(answers))
 
     @property
@@ -287,7 +289,7 @@ class Attempt:
             self.journal.write("skip_rate", alert=alert, value=live.losses.skips.value)
             if self.leads:
                 say(alert)
-        self._agreed = agreed
+        self.leaving.decided(agreed)
         self._midwindow.decided()
         self.open_batch = None
         self.stopping.spans.enter("loop body")
@@ -309,7 +311,7 @@ class Attempt:
         self._parts.faults.at(point)
         _, found, slot = point.rpartition(_MICROBATCH)
         if found and self._midwindow.is_dropped_at(int(slot)):
-            raise WindowDropped(lambda: self._leave_dropped(int(slot)))
+            raise WindowDropped(lambda: self.leaving.drop_window(int(slot)))
 
     def _flags(self) -> Flags:
         return Flags(
@@ -317,56 +319,3 @@ class Attempt:
             abandon=self.stopping.must_abandon() or (self._actor is not None and self._actor.ending is not None),
             **self.saving.flags(),
         )
-
-    def _is_stop_agreed(self) -> bool:
-        """Whether all ranks know of a stop. The first edge asks by itself: loading and compiling can take long."""
-        if self._agreed is None and not self._stop_agreed:
-            self._is_stop_noticed()
-        return self._stop_agreed or (self._agreed is not None and self._agreed.num_stop > 0)
-
-    def _is_stop_noticed(self) -> bool:
-        """Asks all ranks. Collective."""
-        self._stop_agreed = self._stop_agreed or any(self._parts.group.gather(self._parts.stop.is_set))
-        return self._stop_agreed
-
-    def _stop(self, *, dropped: str = "", why_not: str = "") -> NoReturn:
-        saving = self.saving
-        is_settled = not saving.is_in_flight or saving.settle_before_stop(self.stopping.seconds_to_spare())
-        is_needed = is_settled and not why_not and (saving.durable != self.progress or bool(saving.tags))
-        if is_needed and self.stopping.decide() is Leave.SAVE:
-            saving.begin()
-            saving.settle()
-        current, name = saving.durable == self.progress, saving.durable_name
-        self._leave(self.stopping.stopped(saved_name=name, current=current, dropped=dropped, why_not=why_not))
-
-    def _leave_dropped(self, slot: int) -> NoReturn:
-        """Every rank is here, before the same microbatch; gradients are dropped, buffers put back."""
-        changed = self._midwindow.put_back()
-        dropped = f" before microbatch {slot} of window {int(self.progress.windows)}, which is dropped"
-        self._stop(dropped=dropped, why_not=f"{', '.join(changed)} changed inside the window" if changed else "")
-
-    def _leave_as_decided(self) -> None:
-        """What rank 0 has decided about an incident ends the attempt on every rank, unsaved. Collective."""
-        if self._parts.config.health.mode is not Mode.ACT:
-            return
-        ending = self._actor.ending if self._actor is not None else None
-        word = self._parts.group.broadcast(None if ending is None else [int(ending.exit_code), ending.reason])
-        if word is not None:
-            code, reason = word
-            self._leave(Stopped(reason) if code == ExitCode.STOPPED else DoNotRestart(reason))
-
-    def _leave(self, end: Stop) -> NoReturn:
-        self.stopping.timings.write(self.journal)
-        self.journal.write(
-            "ended", code=int(end.exit_code), reason=end.reason, progress=self.progress.to_json(), sync=True
-        )
-        if self.leads:
-            say(end.reason)
-        raise end
-
-    def say_budget(self) -> None:
-        line = self.stopping.budget_warning()
-        if line is not None and self.leads:
-            self.stopping.timings.write(self.journal)
-            self.journal.write("budget", text=line)
-            say(line)

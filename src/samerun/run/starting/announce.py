@@ -116,4 +116,4 @@ def recall(attempt: Attempt, earlier: list[list[dict[str, Any]]]) -> None:
     if last is not None:
         attempt.stopping.recall(last)
         say(f"  last attempt: {last}")
-        attempt.say_budget()
+        attempt.leaving.say_budget()
