@@ -7,6 +7,7 @@ right way to write it.
 from __future__ import annotations
 
 import math
+import operator
 import re
 from dataclasses import dataclass
 from enum import Enum
@@ -159,8 +160,10 @@ class Amount:
 
 def parse_amount(text: str | int, *, bare: AmountUnit | None = None) -> Amount:
     """An amount of training. A bare number takes the unit `bare`, or is refused when none is given."""
-    if isinstance(text, int):
-        text = str(text)
+    if not isinstance(text, str):
+        if isinstance(text, bool) or not hasattr(type(text), "__index__"):
+            raise UsageError(f"amount {text!r} is neither a whole number nor a text; write it like '500 updates'")
+        text = str(operator.index(text))
     number, unit = _split(text, "amount", "500 updates")
     if unit in _DURATION_SECONDS:
         return Amount(parse_seconds(text), AmountUnit.SECONDS)

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from samerun.core.choice import whole_number
 from samerun.data.coverage import MASK, add_coverage
 from samerun.data.elastic import CHANGEABLE, Decision, Policy, Share, accepted, decide, parse_policy
 from samerun.data.order import MAX_SAMPLES, ORDER_VERSION, Order
@@ -274,8 +275,7 @@ def make_cursor(
 ) -> Cursor:  # fmt: skip
     """A cursor at position 0 from a user's arguments; raises UsageError naming the argument that cannot be."""
     for name, value in (("global_batch", global_batch), ("micro_batch", micro_batch), ("seed", seed)):
-        if isinstance(value, bool) or not hasattr(value, "__index__"):
-            raise UsageError(f"{name}={value!r} is not a whole number")
+        whole_number(value, option=name, at_least=-_MAX_SEED if name == "seed" else 1)
     if not 0 < num_samples <= MAX_SAMPLES:
         raise UsageError(f"the dataset has {num_samples} samples; 1 … {MAX_SAMPLES} can be trained on")
     if not -_MAX_SEED <= seed <= _MAX_SEED:

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack
 
+from samerun.core.choice import whole_number
 from samerun.data.cursor import Cursor, make_cursor
 from samerun.data.elastic import Policy
 from samerun.data.sampler import Ordered, WindowSampler, length_and_fingerprint
@@ -85,6 +86,11 @@ class Data(Ordered, SourceBase):
         self._options = options
         self._feed: Feed | None = None
         self._turn = 0
+
+    @property
+    def device(self) -> Any:
+        """Where batches are moved; None: nowhere."""
+        return self._device
 
     def windows(self) -> Iterator[DataWindow]:
         """Endless windows from the committed cursor on. A newer call ends the iteration of an older one."""
@@ -204,9 +210,10 @@ def _check_options(options: LoaderOptions) -> None:
             f"Data does not take {', '.join(unknown)}: global_batch, micro_batch, seed and epoch_end decide which "
             f"samples come when; of DataLoader's arguments it takes {', '.join(sorted(_OPTIONS))}"
         )
-    workers = options.get("num_workers", 0)
-    if workers < 0:
-        raise UsageError(f"num_workers={workers} is negative; use 0 to read in this process")
+    whole_number(options.get("num_workers", 0), option="num_workers", at_least=0, instead="0 reads in this process")
+    collate = options.get("collate_fn")
+    if collate is not None and not callable(collate):
+        raise UsageError(f"collate_fn={collate!r} cannot be called; give a function of a list of samples")
 
 
 def _refuse_iterable(dataset: Any) -> None:

@@ -18,6 +18,7 @@ def length_and_fingerprint(dataset: Any, fingerprint: str | None = None) -> tupl
     Without a `fingerprint` argument: the dataset's own `fingerprint` or `_fingerprint` (Hugging Face), else only its
     class and length, so that two versions of one size look alike: nothing is read to find out.
     """
+    check_fingerprint(fingerprint)
     if isinstance(dataset, int) and not isinstance(dataset, bool):
         return dataset, fingerprint or ""
     try:
@@ -34,6 +35,12 @@ def length_and_fingerprint(dataset: Any, fingerprint: str | None = None) -> tupl
     return length, type(dataset).__qualname__ if fingerprint is None else fingerprint
 
 
+def check_fingerprint(fingerprint: Any) -> None:
+    """Raises UsageError for what is no text: it is kept as one."""
+    if not isinstance(fingerprint, (str, type(None))):
+        raise UsageError(f"fingerprint={fingerprint!r} must be a text that names the version, such as 'v3'")
+
+
 class Ordered:
     """What whoever serves a cursor's order answers: where it stands, what is saved, what may be changed."""
 
@@ -47,6 +54,11 @@ class Ordered:
     def positions(self) -> Positions:
         """Produced, delivered and committed positions of this replica; only the last is saved."""
         return self.cursor.positions
+
+    @property
+    def num_decided(self) -> int:
+        """Windows decided so far, those before a resume included."""
+        return self.cursor.windows
 
     @property
     def decision(self) -> Decision | None:

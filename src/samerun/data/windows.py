@@ -67,6 +67,8 @@ class SkipRanges:
 def parse_skip(ranges: Iterable[Any]) -> SkipRanges:
     """Pairs (start, stop) of positions as SkipRanges; raises UsageError for overlaps, empty or negative ranges."""
     pairs: list[tuple[int, int]] = []
+    if not isinstance(ranges, Iterable):
+        raise UsageError(f"skip={ranges!r} is no list of ranges; write [(start, stop), …]")
     for item in ranges:
         try:
             start, stop = (operator.index(bound) for bound in item)

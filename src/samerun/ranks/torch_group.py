@@ -18,6 +18,21 @@ DEFAULT_SECONDS: Final = 600.0
 """A peer that says nothing for this long is taken for gone. Slow storage, not slow training, sets this figure."""
 
 
+def meet(device: torch.device) -> None:
+    """Comes back once every rank of the default group is here. Raises PeerError where one has left.
+
+    A group of one's own is made over a store, where nobody hears that a peer ended before it came: its makers would
+    wait out the whole time limit. The default group's ranks are connected already.
+    """
+    try:
+        dist.all_reduce(torch.zeros(1, device=device))
+    except RuntimeError as error:
+        raise PeerError(
+            f"rank {dist.get_rank()}: another of the {dist.get_world_size()} ranks left before the run was opened; its "
+            f"own error says why ({error})"
+        ) from error
+
+
 class TorchGroup:
     """Collective to construct: every rank of the default group makes one at the same moment."""
 

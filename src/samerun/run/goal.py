@@ -52,6 +52,8 @@ class SaveInterval:
         amount = parse_amount(text)
         if amount.unit is AmountUnit.EPOCHS:
             raise UsageError(f"save_every={text!r}: write it like '10 min', '500 updates' or '2e9 tokens'")
+        if not amount.value > 0:
+            raise UsageError(f"save_every={text!r} would save at every edge; '1 updates' says that")
         return cls(amount=amount)
 
     @property

@@ -31,7 +31,7 @@ class Losses:
     def after(self, decision: Decision) -> str | None:
         """Returns the alert when this window took the skip rate above its limit."""
         self.last = decision.loss
-        return self.skips.after(skipped=bool(decision.skipped))
+        return self.skips.after(skipped=bool(decision.skipped), weight=decision.weight)
 
     def evaluated(self, name: str, value: float, *, better: str | None, update: int) -> bool:
         """Whether `value` is the best so far; never for NaN, nor where nothing is said to be better."""

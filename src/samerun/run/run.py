@@ -9,6 +9,7 @@ with run:                                start: fresh, resumed, fallen back or r
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -30,7 +31,7 @@ from samerun.preempt.budget import Preemption
 from samerun.preempt.flag import SignalWatch, StopFlag
 from samerun.preempt.sources import SourceWatch
 from samerun.run.attempt import EVALUATE, Attempt
-from samerun.run.config import OnSaveError, RunConfig, SaveOptions, as_mapping
+from samerun.run.config import OnSaveError, RunConfig, SaveOptions, as_table
 from samerun.run.ending import last_words
 from samerun.run.ending.stopping import warning_seconds
 from samerun.run.goal import Goal, SaveInterval
@@ -43,8 +44,9 @@ from samerun.state.schedule import SchedulerLike
 from samerun.step.noise import NoiseEstimate
 from samerun.step.options import ModelRng, Objective, StepOptions
 from samerun.step.parallel.sync import Accumulate
+from samerun.step.parts import TrainedParts
 from samerun.step.precision import Precision
-from samerun.step.schedule import Clock, Curve, clocked
+from samerun.step.schedule import Clock, Curve
 from samerun.step.window import Window
 
 
@@ -96,20 +98,16 @@ class Run:
         plan: RunPlan | None = None,
         health: str | Mode | HealthOptions = Mode.OBSERVE,
     ) -> None:
-        optimizers, source = as_mapping(optimizer), as_source(data)
+        source = as_source(data)
+        parts = TrainedParts.of(
+            model, optimizer, scheduler, Clock.parse(clock, option="clock"), may_change=remap is not None
+        )
         self._config = RunConfig(
-            path=environ.run_path_override() or str(path),
-            models=as_mapping(model),
-            optimizers=optimizers,
-            schedulers=clocked(
-                optimizers,
-                as_mapping(scheduler) if scheduler is not None else {},
-                Clock.parse(clock, option="clock"),
-                may_change=remap is not None,
-            ),
+            path=environ.run_path_override() or _path(path),
+            parts=parts,
             source=source,
-            extra=dict(extra or {}),
-            identity=dict(identity or {}),
+            extra=as_table(extra, option="extra"),
+            identity=as_table(identity, option="identity"),
             mesh=mesh,
             step=StepOptions(
                 precision=Precision.parse(precision, option="precision"),
@@ -127,7 +125,7 @@ class Run:
                 on_error=OnSaveError.parse(on_save_error, option="on_save_error"),
                 max_staging_bytes=max_staging_bytes,
             ),
-            waive=tuple(waive),
+            waive=(waive,) if isinstance(waive, str) else tuple(waive),
             remap=None if remap is None else Clock.parse(remap, option="remap"),
             preemption=preemption or Preemption(),
             plan=plan,
@@ -269,6 +267,12 @@ class Run:
     def _say(self, line: str) -> None:
         if self._opened().leads:
             say(line)
+
+
+def _path(path: Any) -> str:
+    if not isinstance(path, (str, os.PathLike)):
+        raise UsageError(f"the run's path is {path!r}; write a folder or a URL, such as 'runs/first'")
+    return os.fspath(path)
 
 
 @contextlib.contextmanager

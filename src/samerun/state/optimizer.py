@@ -35,7 +35,7 @@ def named_groups(
             if id(parameter) not in by_identity:
                 raise UsageError(
                     f"optimizer {which}: group {number} holds a parameter of shape {tuple(parameter.shape)} that no "
-                    f"model given to Run owns; pass every trained model, and build the optimizer after wrapping (FSDP2)"
+                    f"model given here owns; pass every trained model, and build the optimizer after wrapping (FSDP2)"
                 )
             named[by_identity[id(parameter)]] = parameter
         groups.append(named)

@@ -14,7 +14,6 @@ With D replicas whose averaged gradients are g = (1/D)·Σ∇(loss_sum), the gra
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Mapping
 
@@ -50,7 +49,6 @@ class Engine:
         options: StepOptions,
         before_update: Mapping[str, BeforeUpdate] | None = None,
     ) -> None:
-        _check_optimizers(optimizers)
         self.models = models
         self.topology = topology
         self.options = options
@@ -215,31 +213,6 @@ def clip_factor(norm: float, max_norm: float | None) -> float:
     if max_norm is None or not math.isfinite(norm):
         return 1.0
     return min(1.0, max_norm / (norm + _CLIP_EPSILON))
-
-
-def _check_optimizers(optimizers: Mapping[str, torch.optim.Optimizer]) -> None:
-    """Raises UsageError for those that a window cannot step, or not alone."""
-    owners: dict[int, str] = {}
-    for name, optimizer in optimizers.items():
-        arguments = list(inspect.signature(type(optimizer).step).parameters.values())[1:]
-        required = [
-            argument.name
-            for argument in arguments
-            if argument.default is argument.empty and argument.kind is argument.POSITIONAL_OR_KEYWORD
-        ]
-        if required:
-            raise UsageError(
-                f"{type(optimizer).__name__}.step() needs {', '.join(required)}: it evaluates the loss several times, "
-                f"and a window has one backward for each batch; use an optimizer whose step() takes nothing"
-            )
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                other = owners.setdefault(id(parameter), name)
-                if other != name:
-                    raise UsageError(
-                        f"the optimizers {other!r} and {name!r} share a parameter of shape {tuple(parameter.shape)}: "
-                        f"whose loss would train it? Give each parameter to one optimizer"
-                    )
 
 
 def _nothing() -> None:

@@ -25,6 +25,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from samerun.core import environ
+from samerun.core.choice import whole_number
 from samerun.core.progress import Progress
 from samerun.errors import UsageError, WindowError
 from samerun.ranks.topology import topology_of
@@ -34,8 +35,9 @@ from samerun.step.options import Objective, StepOptions
 from samerun.step.outcome import Decision
 from samerun.step.parallel.agree import Flags, max_over_ranks
 from samerun.step.parallel.sync import Accumulate, settle_bucket_order
+from samerun.step.parts import TrainedParts
 from samerun.step.precision import Precision
-from samerun.step.schedule import Clock, clocked, lr_setters, step_schedulers
+from samerun.step.schedule import Clock, lr_setters, step_schedulers
 from samerun.step.skip_rate import SkipRate
 from samerun.step.window import Window
 
@@ -63,15 +65,12 @@ class Step:
         max_norm: float | None = None,
         noise_every: int | None = None,
     ) -> None:
-        models, optimizers = _by_name(model), _by_name(optimizer)
-        schedulers = clocked(
-            optimizers, _by_name(scheduler) if scheduler is not None else {}, Clock.parse(clock, option="clock")
-        )
-        self._topology = topology_of(models.values(), mesh=mesh, launcher=environ.launcher())
-        self._schedulers = schedulers
+        parts = TrainedParts.of(model, optimizer, scheduler, Clock.parse(clock, option="clock"))
+        self._topology = topology_of(parts.models.values(), mesh=mesh, launcher=environ.launcher())
+        self._schedulers = parts.schedulers
         self._engine = Engine(
-            models=models,
-            optimizers=optimizers,
+            models=parts.models,
+            optimizers=parts.optimizers,
             topology=self._topology,
             options=StepOptions(
                 precision=Precision.parse(precision, option="precision"),
@@ -80,9 +79,9 @@ class Step:
                 max_norm=max_norm,
                 noise_every=noise_every,
             ),
-            before_update=lr_setters(schedulers, optimizers, lambda: self.progress),
+            before_update=lr_setters(parts.schedulers, parts.optimizers, lambda: self.progress),
         )
-        settle_bucket_order(models)
+        settle_bucket_order(parts.models)
         self.progress = Progress()
         """Windows, skipped, updates, samples and tokens so far. `samples` counts microbatches unless the window is
         told how many samples each holds."""
@@ -99,11 +98,7 @@ class Step:
         """
         if self._open is not None and not self._open.is_decided:
             raise WindowError(f"window {self._open.index} was taken but never stepped; call step() once per window")
-        if not batches:
-            raise UsageError("a window needs at least one batch on every rank; give weight 0 to an empty one")
-        sizes = list(num_samples) if num_samples is not None else [1] * len(batches)
-        if len(sizes) != len(batches):
-            raise UsageError(f"num_samples has {len(sizes)} entries for {len(batches)} batches")
+        sizes = _sizes(batches, num_samples)
         slots = len(batches)
         if self._engine.sync.forwards_must_match:
             slots = max_over_ranks(len(batches), self._engine.device)
@@ -157,7 +152,7 @@ class Step:
 
     def _decided(self, decision: Decision) -> None:
         self.progress = decision.progress_after(self.progress)
-        alert = self.skip_rate.after(skipped=bool(decision.skipped))
+        alert = self.skip_rate.after(skipped=bool(decision.skipped), weight=decision.weight)
         if alert is not None:
             self.alerts.append(alert)
         step_schedulers(self._schedulers, decision)
@@ -187,8 +182,20 @@ class _Batches:
         return iter(self.items)
 
 
-def _by_name(value: Any) -> dict[str, Any]:
-    return dict(value) if isinstance(value, Mapping) else {"model": value}
+def _sizes(batches: Any, num_samples: Any) -> list[int]:
+    """How many samples each batch has. Raises UsageError for what is no list of batches with their numbers."""
+    if not isinstance(batches, Sequence) or isinstance(batches, str):
+        raise UsageError(
+            f"window() got a {type(batches).__name__}; give a list of this rank's microbatches, such as list(batches) "
+            f"or list(torch.split(batch, 2))"
+        )
+    if not batches:
+        raise UsageError("a window needs at least one batch on every rank; give weight 0 to an empty one")
+    sizes = [1] * len(batches) if num_samples is None else num_samples
+    if not isinstance(sizes, Sequence) or len(sizes) != len(batches):
+        got = f"{len(sizes)} entries" if isinstance(sizes, Sequence) else f"a {type(sizes).__name__}"
+        raise UsageError(f"num_samples has {got} for {len(batches)} batches; give one number for each")
+    return [whole_number(size, option="num_samples", at_least=0) for size in sizes]
 
 
 def _nowhere(_: str) -> None:

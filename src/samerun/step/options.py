@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from samerun.core.choice import Choice
-from samerun.errors import UsageError
+from samerun.core.choice import Choice, positive_number, whole_number
 from samerun.step.parallel.sync import Accumulate
 from samerun.step.precision import Precision
 
@@ -45,10 +44,14 @@ class StepOptions:
     """Only for draws by position."""
 
     def __post_init__(self) -> None:
-        if self.max_norm is not None and not self.max_norm > 0:
-            raise UsageError(f"max_norm={self.max_norm} must be positive; None switches clipping off")
-        if self.noise_every is not None and self.noise_every < 1:
-            raise UsageError(f"noise_every={self.noise_every} windows: at least 1; None switches the probe off")
+        if self.max_norm is not None:  # kept as what JSON can say: it is part of the run's identity
+            norm = positive_number(self.max_norm, option="max_norm", instead="None switches clipping off")
+            object.__setattr__(self, "max_norm", norm)
+        if self.noise_every is not None:
+            every = whole_number(
+                self.noise_every, option="noise_every", at_least=1, instead="None switches the probe off"
+            )
+            object.__setattr__(self, "noise_every", every)
 
     def identity(self) -> dict[str, Any]:
         """What must stay the same for a resumed run to be the same run. The probe changes no number."""

@@ -6,8 +6,12 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, Final
 
+from samerun.errors import UsageError
+
 WINDOW: Final = 1000
 ALERT_ABOVE: Final = 0.05
+EMPTY_IN_A_ROW: Final = 100
+"""Not kept over a resume: windows that say nothing by chance do not come in hundreds."""
 _FEWEST: Final = 100
 """Below this many windows the rate is taken over this many: a scale that starts too high skips the first few."""
 
@@ -18,6 +22,7 @@ class SkipRate:
     def __init__(self, window: int = WINDOW) -> None:
         self._skips: deque[bool] = deque(maxlen=window)
         self._above = False
+        self._num_empty = 0
 
     @property
     def num_windows(self) -> int:
@@ -28,8 +33,17 @@ class SkipRate:
         """Skipped / seen, both over the last `window` windows; 0 before the first."""
         return sum(self._skips) / len(self._skips) if self._skips else 0.0
 
-    def after(self, *, skipped: bool) -> str | None:
-        """Counts a window. Returns the alert when this window took the rate above 5 %, once per crossing."""
+    def after(self, *, skipped: bool, weight: float = 1.0) -> str | None:
+        """Counts a window. Returns the alert when this window took the rate above 5 %, once per crossing.
+
+        Raises UsageError when so many in a row had no weight that the training would never end.
+        """
+        self._num_empty = 0 if weight > 0 else self._num_empty + 1
+        if self._num_empty >= EMPTY_IN_A_ROW:
+            raise UsageError(
+                f"{self._num_empty} windows in a row had weight 0 on every rank, so nothing was trained on: is every "
+                f"label masked? Give backward() the number of supervised tokens, or train on other data"
+            )
         self._skips.append(skipped)
         num_skipped = sum(self._skips) if skipped or self._above else 0
         above = num_skipped > ALERT_ABOVE * max(len(self._skips), _FEWEST)

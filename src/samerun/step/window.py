@@ -286,10 +286,10 @@ class Window:
             )
         _check_weight(weight, f"window {self.index}")
         loss: Any = loss_sum if mean is None else _summed(mean, weight)
-        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or loss.is_meta:
             raise UsageError(
                 f"window {self.index}: the loss must be one number in a tensor, got "
-                f"{tuple(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__}; sum it over tokens"
+                f"{_described(loss)}; sum it over tokens"
             )
         if loss.is_complex():
             raise UsageError(f"window {self.index}: the loss is complex ({loss.dtype}); a loss is a real number")
@@ -329,13 +329,20 @@ class Window:
 def _check_weight(weight: Any, where: str) -> None:
     """What can be checked without waiting for the device; the value of a tensor is judged at the window's end."""
     if isinstance(weight, torch.Tensor):
-        if weight.numel() != 1 or weight.is_complex():
+        if weight.numel() != 1 or weight.is_complex() or weight.is_meta:
             raise UsageError(
-                f"{where}: weight is a {weight.dtype} tensor of shape {tuple(weight.shape)}; it must be one number, "
+                f"{where}: weight is {_described(weight)}; it must be one number, "
                 f"how many tokens the loss was summed over: weight.sum()"
             )
     elif not isinstance(weight, numbers.Real) or not 0 <= float(weight) < float("inf"):
         raise UsageError(f"{where}: weight={weight!r} must be a finite number of tokens, 0 or more")
+
+
+def _described(value: Any) -> str:
+    if not isinstance(value, torch.Tensor):
+        return type(value).__name__
+    where = " on the device 'meta', which holds no values" if value.is_meta else ""
+    return f"a {value.dtype} tensor of shape {tuple(value.shape)}{where}"
 
 
 def _summed(mean: Any, weight: torch.Tensor | float) -> Any:

@@ -93,7 +93,8 @@ def test_the_shift_is_saved_with_the_scale() -> None:
     for batch in window:
         window.backward(loss_sum(model, batch), 13)
     window.step()
-    other = Step(net(dtype=torch.float32), torch.optim.SGD(model.parameters(), lr=0.0), precision="fp16")
+    again = net(dtype=torch.float32)
+    other = Step(again, torch.optim.SGD(again.parameters(), lr=0.0), precision="fp16")
     other.load_state_dict(step.state_dict())
     assert other.state_dict() == step.state_dict()
     assert other.state_dict()["scaler"]["shift"] == 4

@@ -63,3 +63,11 @@ def length_of(batch: Any) -> int:
 
 def whole(value: Any) -> int | None:
     return value if isinstance(value, int) else None
+
+
+def batches_of(loader: Any) -> int | None:
+    """How many batches an epoch has, where the loader says it."""
+    try:
+        return len(loader)
+    except (TypeError, NotImplementedError):
+        return None

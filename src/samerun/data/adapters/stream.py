@@ -14,11 +14,13 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
+from samerun.core.choice import whole_number
 from samerun.data.adapters.marks import Mark, SnapshotRing, capacity_for
-from samerun.data.adapters.recognise import counter_for, guarantee_of, whole
+from samerun.data.adapters.recognise import batches_of, counter_for, guarantee_of, whole
 from samerun.data.adapters.resume import resumed, stream_state
 from samerun.data.coverage import add_coverage, mix64
 from samerun.data.elastic import Decision, Policy, Share, parse_bounded
+from samerun.data.sampler import check_fingerprint
 from samerun.data.source import DataWindow, Guarantee, MicroBatch, Replica, SourceBase
 from samerun.errors import UsageError
 
@@ -61,23 +63,30 @@ class Stream(SourceBase):
     ) -> None:
         if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
             raise UsageError(f"{type(loader).__name__} cannot be iterated; give Stream a loader or an iterable")
-        if snapshot_every < 1 or (max_replay or 0) < 0 or (microbatches_per_window or 1) < 1:
+        check_fingerprint(fingerprint)
+        if num_samples is not None and not callable(num_samples):
             raise UsageError(
-                f"snapshot_every={snapshot_every} and microbatches_per_window={microbatches_per_window} must be at "
-                f"least 1, max_replay={max_replay} at least 0"
+                f"num_samples={num_samples!r} cannot be called; give a function of a batch, or leave it out"
             )
+        if shared not in (True, False, None):
+            raise UsageError(f"shared={shared!r}: write True, False or leave it out")
         self._on_change, bound = parse_bounded(on_change, offered=_OFFERED)
-        max_replay = max_replay if bound is None else bound
+        max_replay = _bound(max_replay) if bound is None else bound
         self.guarantee: Final = guarantee_of(loader, replay=max_replay is not None)
         self.decision: Decision | None = None
         self.changeable: Final[frozenset[str]] = frozenset()
         self._loader = loader
-        self._asked = microbatches_per_window
+        self._asked = _asked(microbatches_per_window)
         self._shared = shared
-        self._seed = seed
+        self._seed = whole_number(seed, option="seed", at_least=0)
         self._max_replay = max_replay
+<<<<<<< HEAD
         self._snapshot_every = snapshot_every
         self._num_samples = num_samples or counter_for(loader)
+=======
+        self._snapshot_every = whole_number(snapshot_every, option="snapshot_every", at_least=1)
+        self._num_samples = num_samples or length_of
+>>>>>>> 5268e64 (Bad input: what is trained together is checked once, before anything happens; numbers of every kind; no rank waits for one that was given nonsense)
         self._device = device
         self._fingerprint = fingerprint
         self._replica = Replica()
@@ -90,6 +99,16 @@ class Stream(SourceBase):
         self._windows = 0
         self._read = 0
         self._turn = 0
+
+    @property
+    def device(self) -> Any:
+        """Where batches are moved; None: nowhere."""
+        return self._device
+
+    @property
+    def num_decided(self) -> int:
+        """Windows decided so far, those before a resume included."""
+        return self._windows
 
     @property
     def samples_per_epoch(self) -> int | None:
@@ -342,6 +361,8 @@ class Stream(SourceBase):
             "source": type(self._loader).__qualname__,
             "batch_size": whole(getattr(self._loader, "batch_size", None)),
             "num_workers": whole(getattr(self._loader, "num_workers", None)),
+            # a part of a whole is as long as the number of its parts says
+            "batches": batches_of(self._loader) if self._is_shared else None,
             "fingerprint": self._fingerprint,
             "seed": self._seed,
             "microbatches_per_window": self.microbatches_per_window,
@@ -359,3 +380,14 @@ class Stream(SourceBase):
         if self._reader is not None:
             self._reader.close()
         self._reader = self._ring = None
+
+
+def _asked(microbatches: Any) -> int | None:
+    option = "microbatches_per_window"
+    return None if microbatches is None else whole_number(microbatches, option=option, at_least=1)
+
+
+def _bound(max_replay: Any) -> int | None:
+    if max_replay is None:
+        return None
+    return whole_number(max_replay, option="max_replay", at_least=0, instead="None reads nothing again")

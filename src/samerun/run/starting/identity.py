@@ -28,7 +28,12 @@ class Difference:
     now: Any
 
     def __str__(self) -> str:
-        return f"{self.what}: saved {_short(self.saved)}, now {_short(self.now)}"
+        return f"{self.what}: saved {self.shown(self.saved)}, now {self.shown(self.now)}"
+
+    @staticmethod
+    def shown(value: Any) -> str:
+        """Either value, cut to a line's length."""
+        return _short(value)
 
 
 def identity_of(config: RunConfig) -> dict[str, Any]:

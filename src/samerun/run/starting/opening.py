@@ -14,6 +14,7 @@ from samerun.core.environ import Launcher
 from samerun.core.events import Journal
 from samerun.core.machine import resident_bytes
 from samerun.data.source import Replica
+from samerun.errors import UsageError
 from samerun.health.attach import monitor_of, pass_over_quarantined
 from samerun.health.monitor import Monitor
 from samerun.health.spike.detector import SpikeDetector
@@ -23,7 +24,7 @@ from samerun.preempt.votes import Votes
 from samerun.ranks.board import SoloBoard, board_of_default_group
 from samerun.ranks.group import Group, Solo
 from samerun.ranks.topology import Topology, topology_of
-from samerun.ranks.torch_group import TorchGroup
+from samerun.ranks.torch_group import TorchGroup, meet
 from samerun.run.acting import Actor
 from samerun.run.attempt import Attempt, Live, Parts
 from samerun.run.config import RunConfig, SaveOptions
@@ -70,6 +71,8 @@ class _Groups:
 
     def __init__(self, topology: Topology, config: RunConfig) -> None:
         make: Callable[[], Group] = Solo if topology.world_size == 1 else TorchGroup
+        if topology.world_size > 1:
+            meet(config.parts.device)
         self.main = make()
         self.background = make() if config.saves.background else None
 
@@ -114,6 +117,7 @@ def _open(config: RunConfig, stop: StopFlag, launcher: Launcher, topology: Topol
         load_tries=journals.load_tries,
         settle=lambda attempt: _settle(place, group, attempt),
     )
+    _require_beginning(config, started, group)
     live.progress = started.progress
     remapped = remap_schedules(config, live.progress)
     parts = Parts(
@@ -152,6 +156,18 @@ def _attempt(parts: Parts, started: Started, place: Storage, journal: Journal, p
         health=_health(parts, started, journal, actor),
         actor=actor,
     )
+
+
+def _require_beginning(config: RunConfig, started: Started, group: Group) -> None:
+    """A fresh run begins with its data's first sample. Collective. Raises UsageError on every rank."""
+    if started.kind is not StartKind.FRESH:
+        return
+    for rank, number in enumerate(group.gather(int(getattr(config.source, "num_decided", 0)))):
+        if number:
+            raise UsageError(
+                f"a fresh run begins at window 0 of its data, but what rank {rank} was given as data= has {number} "
+                f"windows behind it, from another run or loop, and would leave their samples out: make a new object"
+            )
 
 
 def _settle(place: Storage, group: Group, attempt: int) -> None:

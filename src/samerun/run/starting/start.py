@@ -231,9 +231,12 @@ def _require_same_identity(group: Group, identity: Mapping[str, Any]) -> None:
     digests = group.gather(sha256_hex(canonical_bytes(dict(identity))))
     odd = [rank for rank, digest in enumerate(digests) if digest != digests[0]]
     if odd:
+        all_of_them = group.gather(dict(identity))
+        unlike = differences(all_of_them[0], all_of_them[odd[0]])
+        listed = "; ".join(f"{d.what}: rank 0 {d.shown(d.saved)}, rank {odd[0]} {d.shown(d.now)}" for d in unlike[:4])
         raise Refused(
             f"ranks {odd} were started with another model, data, optimizer or identity than rank 0; a run is one "
-            f"program on all ranks"
+            f"program on all ranks. Different: {listed}"
         )
 
 

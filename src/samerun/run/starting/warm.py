@@ -10,9 +10,9 @@ from typing import Any
 
 from samerun.checkpoint import Store
 from samerun.errors import DamagedError, Refused, SchemaError, StorageError
-from samerun.run.config import as_mapping
 from samerun.run.starting.announce import say
 from samerun.state.model import Buffers, Weights
+from samerun.step.parts import by_name
 
 
 def warm_start(path: str | Path, *, model: Any) -> str:
@@ -22,7 +22,7 @@ def warm_start(path: str | Path, *, model: Any) -> str:
     checkpoint's name. Call it before `Run`, with another path there. Raises Refused when nothing can be loaded,
     MismatchError when names, shapes or dtypes differ. Buffers that differed between ranks come from rank 0.
     """
-    models = as_mapping(model)
+    models = by_name(model)
     store = Store(path)
     reasons = []
     for entry in store.catalog().entries:

@@ -17,6 +17,8 @@ Any torch scheduler works in a curve's place: it is stepped once per update.
 
 from __future__ import annotations
 
+import math
+import numbers
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, is_dataclass
 from functools import partial
@@ -90,7 +92,7 @@ class ClockedSchedule:
 
     def set(self, progress: Progress) -> float:
         """Sets every group's rate for the update that brings the counters to `progress`; returns the first one."""
-        factor = self._curve.factor(self.position(progress))
+        factor = _factor(self._curve, self.position(progress))
         for group in self._optimizer.param_groups[len(self._base_lrs) :]:  # added since, at its full rate
             self._base_lrs.append(_as_float(group.setdefault("initial_lr", _as_float(group["lr"]))))
         for group, base in zip(self._optimizer.param_groups, self._base_lrs, strict=True):
@@ -191,7 +193,10 @@ def clocked(
     """The same schedulers with every curve bound to its optimizer. Raises UsageError for what cannot be scheduled."""
     bound: dict[str, Any] = {}
     for name, scheduler in schedulers.items():
+        if isinstance(scheduler, type):
+            raise UsageError(f"scheduler {name}: {scheduler.__name__} is a class; write {scheduler.__name__}(…)")
         if is_curve(scheduler):
+            _factor(scheduler, 1.0)
             if name not in optimizers and not (len(optimizers) == 1 and len(schedulers) == 1):
                 raise UsageError(f"scheduler {name!r} has no optimizer of that name; there are {sorted(optimizers)}")
             optimizer = optimizers[name] if name in optimizers else next(iter(optimizers.values()))
@@ -234,6 +239,17 @@ def step_schedulers(schedulers: Mapping[str, Any], decision: Decision) -> None:
 def _set_lr(scheduler: ClockedSchedule, progress: Callable[[], Progress], agreed: Agreed) -> float:
     tokens = round(agreed.weight)
     return scheduler.set(progress().after(updated=True, samples=agreed.num_samples, tokens=tokens))
+
+
+def _factor(curve: Curve, position: float) -> float:
+    """Raises UsageError for what would spoil every weight: it is asked inside an update, alike on all ranks."""
+    factor: Any = curve.factor(position)
+    if not isinstance(factor, numbers.Real) or not 0 <= float(factor) < math.inf:
+        raise UsageError(
+            f"{type(curve).__name__}.factor({position:g}) is {factor!r}; the base rate is multiplied by it, so it must "
+            f"be a finite number, 0 or more"
+        )
+    return float(factor)
 
 
 def _read_windows(clock: Clock, progress: Progress) -> float:
