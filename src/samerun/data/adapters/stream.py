@@ -80,13 +80,8 @@ class Stream(SourceBase):
         self._shared = shared
         self._seed = whole_number(seed, option="seed", at_least=0)
         self._max_replay = max_replay
-<<<<<<< HEAD
-        self._snapshot_every = snapshot_every
-        self._num_samples = num_samples or counter_for(loader)
-=======
         self._snapshot_every = whole_number(snapshot_every, option="snapshot_every", at_least=1)
-        self._num_samples = num_samples or length_of
->>>>>>> 5268e64 (Bad input: what is trained together is checked once, before anything happens; numbers of every kind; no rank waits for one that was given nonsense)
+        self._num_samples = num_samples or counter_for(loader)
         self._device = device
         self._fingerprint = fingerprint
         self._replica = Replica()
