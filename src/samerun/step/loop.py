@@ -16,6 +16,7 @@ the data, the random streams and the checkpoint are the caller's. `state_dict()`
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -37,7 +38,7 @@ from samerun.step.parallel.agree import Flags, max_over_ranks
 from samerun.step.parallel.sync import Accumulate, settle_bucket_order
 from samerun.step.parts import TrainedParts
 from samerun.step.precision import Precision
-from samerun.step.schedule import Clock, lr_setters, step_schedulers
+from samerun.step.schedule import Clock, ClockedSchedule, lr_setters, remap_loaded, require_choice, step_schedulers
 from samerun.step.skip_rate import SkipRate
 from samerun.step.window import Window
 
@@ -47,8 +48,9 @@ class Step:
 
     `model`, `optimizer` and `scheduler` take one object or a dict by name. `scheduler` is a torch scheduler (stepped
     once per update; ReduceLROnPlateau stays the caller's) or a curve of `samerun.step.schedule` on `clock`. The other
-    options are those of `Run`. Collective under DDP and FSDP2: every rank makes one. Raises UsageError for options
-    that cannot work, Refused for ranks whose models are not tied together.
+    options are those of `Run`. `global_batch`: samples in a window over all replicas; all it does is that a state saved
+    with another one is not taken in silence. Collective under DDP and FSDP2: every rank makes one. Raises UsageError for
+    options that cannot work, Refused for ranks whose models are not tied together.
     """
 
     def __init__(  # the options of a whole training, as Run has them
@@ -64,7 +66,9 @@ class Step:
         accumulate: str | Accumulate = Accumulate.SHARDED,
         max_norm: float | None = None,
         noise_every: int | None = None,
+        global_batch: int | None = None,
     ) -> None:
+        self._global_batch = _batch_said(global_batch)
         parts = TrainedParts.of(model, optimizer, scheduler, Clock.parse(clock, option="clock"))
         self._topology = topology_of(parts.models.values(), mesh=mesh, launcher=environ.launcher())
         self._schedulers = parts.schedulers
@@ -88,6 +92,8 @@ class Step:
         self.skip_rate = SkipRate()
         self.alerts: list[str] = []
         """One sentence for each time the skip rate crossed 5 %."""
+        self.remapped: list[str] = []
+        """What the last load_state_dict changed about the schedules, before and after; also said on standard error."""
         self._open: Window | None = None
 
     def window(self, batches: Sequence[Any], *, num_samples: Sequence[int] | None = None) -> Window:
@@ -138,14 +144,34 @@ class Step:
             "schedulers": {name: scheduler.state_dict() for name, scheduler in self._schedulers.items()},
             "skips": self.skip_rate.state_dict(),
             "noise": self._engine.noise.state_dict() if self._engine.noise is not None else None,
+            "global_batch": self._global_batch,
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """What `state_dict` returned. Raises UsageError when precision or optimizers were others."""
-        self.progress = Progress.from_json(state["progress"])
-        self._engine.load_scaler_state(dict(state["scaler"]))
+    def load_state_dict(self, state: Mapping[str, Any], *, remap: str | Clock | None = None) -> None:
+        """What `state_dict` returned. `remap`, as for `Run`: what another batch, curve, horizon or clock shall mean.
+
+        Raises UsageError when precision, optimizers or schedulers were others, MismatchError for another curve or clock
+        without `remap`, UsageError for another `global_batch` without it where a schedule counts updates. Nothing but
+        schedules may have been loaded then.
+        """
+        counter = None if remap is None else Clock.parse(remap, option="remap")
+        progress = Progress.from_json(state["progress"])
+        if set(state["schedulers"]) != set(self._schedulers):
+            raise UsageError(
+                f"the state holds the schedulers {sorted(state['schedulers'])}, this step has "
+                f"{sorted(self._schedulers)}; give the same ones under the same names"
+            )
+        batch = _batch_change(state.get("global_batch"), self._global_batch)
+        require_choice(self._schedulers, progress, remap=counter, batch=batch)
         for name, scheduler in self._schedulers.items():
+            if isinstance(scheduler, ClockedSchedule):
+                scheduler.may_change = counter is not None
             scheduler.load_state_dict(state["schedulers"][name])
+        self._engine.load_scaler_state(dict(state["scaler"]))
+        self.progress = progress
+        self.remapped = remap_loaded(self._schedulers, progress, remap=counter, batch=batch)
+        for line in self.remapped if self._topology.rank == 0 else ():
+            print(f"samerun: {line}", file=sys.stderr)
         self.skip_rate.load_state_dict(state["skips"])
         if self._engine.noise is not None and state["noise"] is not None:
             self._engine.noise.load_state_dict(state["noise"])
@@ -196,6 +222,17 @@ def _sizes(batches: Any, num_samples: Any) -> list[int]:
         got = f"{len(sizes)} entries" if isinstance(sizes, Sequence) else f"a {type(sizes).__name__}"
         raise UsageError(f"num_samples has {got} for {len(batches)} batches; give one number for each")
     return [whole_number(size, option="num_samples", at_least=0) for size in sizes]
+
+
+def _batch_said(global_batch: Any) -> int | None:
+    return None if global_batch is None else whole_number(global_batch, option="global_batch", at_least=1)
+
+
+def _batch_change(saved: int | None, now: int | None) -> str | None:
+    """In words; None where it stayed, or where the state does not say what it was. Raises UsageError where it did."""
+    if saved is not None and now is None:
+        raise UsageError(f"the state was saved with global_batch={saved}, and this step was not told any; say it again")
+    return None if saved is None or saved == now else f"global_batch was {saved} and is now {now}"
 
 
 def _nowhere(_: str) -> None:

@@ -16,6 +16,7 @@ from samerun.step.schedule.curves import (
     WarmupLinear,
     WarmupStableDecay,
 )
+from samerun.step.schedule.remap import remap_loaded, require_choice
 
 __all__ = [
     "Clock",
@@ -29,5 +30,7 @@ __all__ = [
     "clocked",
     "is_curve",
     "lr_setters",
+    "remap_loaded",
+    "require_choice",
     "step_schedulers",
 ]

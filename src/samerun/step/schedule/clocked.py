@@ -83,7 +83,8 @@ class ClockedSchedule:
         self._curve = curve
         self._clock = clock
         self._origin: Origin | None = None
-        self._may_change = may_change
+        self.may_change = may_change
+        """Whether a state that was saved under another curve or clock is taken."""
         self.replaced: Mapping[str, Any] | None = None
         """The saved curve and clock, where the last load found others than these."""
         for group in optimizer.param_groups:
@@ -165,7 +166,7 @@ class ClockedSchedule:
         self.replaced = None
         for what in ("clock", "curve"):
             if state[what] != mine[what]:
-                if not self._may_change:
+                if not self.may_change:
                     raise MismatchError(f"the schedule's {what} was {state[what]}, is {mine[what]}")
                 self.replaced = state
         if len(state["base_lrs"]) != len(self._optimizer.param_groups):
