@@ -49,8 +49,8 @@ class Step:
     `model`, `optimizer` and `scheduler` take one object or a dict by name. `scheduler` is a torch scheduler (stepped
     once per update; ReduceLROnPlateau stays the caller's) or a curve of `samerun.step.schedule` on `clock`. The other
     options are those of `Run`. `global_batch`: samples in a window over all replicas; all it does is that a state saved
-    with another one is not taken in silence. Collective under DDP and FSDP2: every rank makes one. Raises UsageError for
-    options that cannot work, Refused for ranks whose models are not tied together.
+    with another one is not taken in silence. Collective under DDP and FSDP2: every rank makes one. Raises UsageError
+    for options that cannot work, Refused for ranks whose models are not tied together.
     """
 
     def __init__(  # the options of a whole training, as Run has them

@@ -146,7 +146,7 @@ CALLS: list[tuple[str, Callable[[Window, torch.Tensor], None], str]] = [
     ("no count", lambda window, loss: window.backward(loss), "without the count"),
     ("mean without its count", lambda window, loss: window.backward(mean=loss), "without the count"),
     ("sum and mean", lambda window, loss: window.backward(loss, 3, mean=loss), "summed loss"),
-    ("not reduced", lambda window, loss: window.backward(loss.expand(3), 3), r"got \(3,\)"),
+    ("not reduced", lambda window, loss: window.backward(loss.expand(3), 3), r"shape \(3,\); sum it"),
     ("a number", lambda window, loss: window.backward(float(loss.detach()), 3), "got float"),  # type: ignore[arg-type]
     ("complex", lambda window, loss: window.backward(loss * 1j, 3), "a loss is a real number"),
     ("weights of rows", lambda window, loss: window.backward(loss, torch.ones(3)), r"of shape \(3,\); it must be one"),
@@ -315,7 +315,7 @@ def test_optimizers_that_a_window_cannot_step_are_refused() -> None:
     with pytest.raises(UsageError, match=r"LBFGS.step\(\) needs closure"):
         Step(model, torch.optim.LBFGS(model.parameters()))
     both = {name: torch.optim.SGD(model.parameters()) for name in ("a", "b")}
-    with pytest.raises(UsageError, match="'a' and 'b' share a parameter of shape"):
+    with pytest.raises(UsageError, match="'a' and 'b' share the parameter"):
         Step({"a": model}, both)
 
 
