@@ -13,6 +13,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
+import samerun
 from samerun.step import Step
 from step_jobs import WIDTH, batches, flat, loss_sum, mine, net
 
@@ -190,3 +191,18 @@ class _Phased(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return (self.inner(x) * self.inner.phase).abs().square().sum()
+
+
+def bad_loss_of_a_compiled_run(path: str) -> list[str]:
+    """Two windows of a run whose DDP model was compiled, the first bad on one rank: what is looked at then is local."""
+    inner = nn.Sequential(nn.Linear(WIDTH, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)).double()
+    model = torch.compile(DistributedDataParallel(inner), backend="eager")
+    data = samerun.Data(batches([12])[0][0], global_batch=8, micro_batch=2, seed=1)
+    reasons = []
+    with samerun.Run(path, model=model, optimizer=torch.optim.SGD(inner.parameters(), lr=0.1), data=data) as run:
+        for window in run.windows(until=1):
+            for inputs in window:
+                bad = window.index == 0 and dist.get_rank() == 1
+                window.backward(model(inputs * float("nan") if bad else inputs).square().sum(), len(inputs))
+            reasons.append(window.step().reason.value)
+    return reasons

@@ -70,7 +70,10 @@ def account(lines: Iterable[dict[str, Any]], windowing: Windowing | None = None)
     """Reads a run's lines, oldest attempt first. `windowing` is for lines without a `began_line` before them."""
     kept: list[tuple[dict[str, Any], Windowing | None]] = []
     stretches: list[list[int]] = []
+    repeated: list[str] = []
     for line in lines:
+        if stretches and line.get("event") != BEGAN and line["window"] < stretches[-1][2]:
+            repeated.append(f"window {line['window']} was decided twice in attempt {stretches[-1][0]}")
         _supersede(kept, stretches, line["window"])
         if line.get("event") == BEGAN:
             windowing = _windowing_of(line["source"])
@@ -88,14 +91,15 @@ def account(lines: Iterable[dict[str, Any]], windowing: Windowing | None = None)
         decisions=decisions,
         num_checked=sum(order is not None for _, order in kept),
         stretches=tuple(Stretch(attempt=a, first=b, stop=c, kept=d) for a, b, c, d in stretches),
-        problems=tuple(_problems(kept)),
+        problems=(*repeated, *_problems(kept)),
     )
 
 
 def audit(lines: Iterable[dict[str, Any]], windowing: Windowing | None = None) -> list[str]:
     """What is wrong with a ledger, as sentences; empty when every window came once, in order, with the right samples.
 
-    A window that was decided again after a rewind or a crash replaces its earlier line and all lines after that.
+    A window that was decided again after a rewind or a crash replaces its earlier line and all lines after that; inside
+    one attempt (from one `began_line` to the next) there is neither.
     """
     return list(account(lines, windowing).problems)
 

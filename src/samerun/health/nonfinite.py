@@ -150,11 +150,13 @@ class _Keep:
 
 
 def _bare(model: nn.Module) -> nn.Module:
-    """Without DDP, whose forward broadcasts buffers, and without torch.compile, which hides the modules."""
-    inner = getattr(model, "module", None) if type(model).__name__ == "DistributedDataParallel" else None
-    bare = inner if inner is not None else model
-    original: nn.Module = getattr(bare, "_orig_mod", bare)
-    return original
+    """Without DDP, whose forward broadcasts buffers, and torch.compile, which hides the modules; in either order."""
+    while True:
+        is_ddp = type(model).__name__ == "DistributedDataParallel"
+        inner = getattr(model, "module" if is_ddp else "_orig_mod", None)
+        if inner is None:
+            return model
+        model = inner
 
 
 @contextlib.contextmanager

@@ -4,7 +4,7 @@ import json
 import pytest
 
 from samerun.data import Data
-from samerun.data.ledger import audit, ledger_line
+from samerun.data.ledger import audit, began_line, ledger_line
 from samerun.data.order import Order
 from samerun.data.windows import Windowing
 
@@ -42,3 +42,16 @@ def test_a_true_ledger_has_no_problems() -> None:
 )
 def test_every_fault_is_named(fault, words: str) -> None:  # type: ignore[no-untyped-def]
     assert any(words in problem for problem in audit(fault(written(6)), WINDOWING))
+
+
+def test_a_window_decided_twice_in_one_attempt_is_named() -> None:
+    lines = written(6)
+    with Data(range(13), global_batch=5, micro_batch=2, seed=7) as data:
+        began = [
+            began_line(attempt=number, window=window, source=data.state_dict()) for number, window in ((1, 0), (2, 3))
+        ]
+    assert audit([began[0], *lines[:5], began[1], *lines[3:]]) == []
+    assert audit([began[0], *lines[:3], lines[2], *lines[3:]]) == ["window 2 was decided twice in attempt 1"]
+    assert (
+        audit([began[0], *lines[:5], began[1], *lines[3:5], lines[3]])[0] == "window 3 was decided twice in attempt 2"
+    )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -76,6 +78,12 @@ def test_a_model_compiled_after_it_was_wrapped(ranks: RankPool, wrap: str) -> No
     expected, _, _ = big_batch((3, 2, 4))
     for answer in ranks.run(2, "step_replica_jobs:compiled", wrap=wrap, counts=[3, 2, 4]):
         assert torch.allclose(torch.tensor(answer["parameters"], dtype=torch.float64), expected, rtol=0, atol=1e-12)
+
+
+def test_looking_at_a_bad_loss_runs_nothing_collective_where_ddp_is_compiled(ranks: RankPool, tmp_path: Path) -> None:
+    """One rank alone repeats its forward; through DDP it would wait for its peers' buffers for ever."""
+    answers = ranks.run(2, "step_replica_jobs:bad_loss_of_a_compiled_run", path=str(tmp_path), timeout_seconds=60)
+    assert answers == [["non_finite_loss", "updated"]] * 2
 
 
 def test_statistics_are_shared_once_a_window_with_several_optimizers_too(ranks: RankPool) -> None:

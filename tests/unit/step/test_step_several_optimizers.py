@@ -65,6 +65,21 @@ def made(precision: str = "fp32") -> tuple[nn.Module, nn.Module, Step]:
 NOISE = torch.arange(12.0).reshape(4, 3) / 10
 
 
+def test_a_loss_after_the_last_batch_opens_no_autocast() -> None:
+    """Inside the loop it is opened again for another optimizer's loss of the same batch; left open it is stale."""
+    generator, critic, step = made("bf16")
+    window = step.window([NOISE])
+    for noise in window:
+        window.backward(critic(generator(noise).detach()).float().sum(), 4, of="d")
+        assert torch.is_autocast_enabled("cpu")
+    assert not torch.is_autocast_enabled("cpu")
+    for name in ("d", "g"):
+        with step.autocast():
+            loss = critic(generator(NOISE)).float().square().sum()
+        window.backward(loss, 4, of=name)
+        assert not torch.is_autocast_enabled("cpu"), name
+
+
 def test_a_bad_loss_of_one_skips_only_that_one() -> None:
     generator, critic, step = made()
     before_d, before_buffers = flat(critic), [buffer.clone() for buffer in critic.buffers()]

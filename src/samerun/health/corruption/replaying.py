@@ -238,8 +238,9 @@ def _set_streams(streams: Mapping[str, torch.Tensor]) -> None:
 
 
 def _without_ddp(model: nn.Module) -> nn.Module:
-    """What DDP wraps, compiled or not: DDP's own forward holds collectives."""
-    inner = getattr(model, "module", None) if type(model).__name__ == "DistributedDataParallel" else None
+    """What DDP wraps, which may be compiled, as DDP itself may: DDP's own forward holds collectives."""
+    inside = _inside(model)
+    inner = getattr(inside, "module", None) if type(inside).__name__ == "DistributedDataParallel" else None
     return model if inner is None else inner
 
 
