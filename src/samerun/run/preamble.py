@@ -4,7 +4,8 @@ A twin does it before its first window only, and an attempt that resumes does it
 streams go on from where they were restored, whatever was drawn or seeded meanwhile; and weights that were written to (a
 pretrained model loaded inside `with run:`) are an error, before a save could replace good checkpoints by them.
 
-Seen is what torch counts as a write: `load_state_dict`, in-place operations. Not seen: `.data`, NumPy.
+Seen is what torch counts as a write: `load_state_dict`, in-place operations. Not seen: `.data`, NumPy. It ends with the
+first call of `windows()`: what stands between two loops over windows may well be meant for the second.
 """
 
 from __future__ import annotations
