@@ -58,7 +58,7 @@ class Run:
     else within float tolerance, and the start line says which and why. It ends where state hides from Run: objects not
     given to it (`extra=`), generators other than Python's, NumPy's and torch's global ones, and anything outside the
     process. `path` must be on storage that every rank sees. On a resume the program's lines between `with run:` and
-    the first window come a second time: they move no random stream, and writing weights there raises UsageError.
+    the first window come a second time: they move no random stream, and loading state there raises UsageError.
 
     Saves run beside training (`background=False`: in its way). Between an edge and `window.step()` a loop body must not
     change weights or optimizer state in place: a save that is still copying them then notices, is thrown away and made
@@ -150,7 +150,7 @@ class Run:
         self._watch()
         try:
             self._attempt = open_attempt(self._config, self._stop)
-            self._preamble = Preamble(self._config.models, self._attempt.started)
+            self._preamble = Preamble(self._config, self._attempt.started)
         except BaseException as error:
             if isinstance(error, Refused) and environ.launcher().rank in (None, 0):
                 say(error.reason)  # a SystemExit ends the script without a word

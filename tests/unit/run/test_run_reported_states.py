@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -138,10 +139,37 @@ def test_a_model_that_is_loaded_over_what_was_restored_is_an_error_and_nothing_i
     before = [entry.name for entry in Store(tmp_path).catalog().entries]
     again = True
     model, optimizer, load = start()
-    with pytest.raises(UsageError, match=r"weights were written to between.*0\.weight.*restored from u000000003-"):
+    with pytest.raises(UsageError, match=r"written to between.*0\.weight.*restored from u000000003-"):
         train(tmp_path, model, optimizer, preamble=load)
     assert [entry.name for entry in Store(tmp_path).catalog().entries] == before
     assert len(train(tmp_path, *plain())) == 3
+
+
+@pytest.mark.parametrize("what", ["optimizer", "schedule", "data"])
+def test_state_that_is_loaded_a_second_time_by_hand_is_an_error(tmp_path: Path, what: str) -> None:
+    def start() -> tuple[samerun.Run, dict[str, Any]]:
+        model, optimizer = plain()
+        parts: dict[str, Any] = {"optimizer": optimizer, "schedule": torch.optim.lr_scheduler.StepLR(optimizer, 2)}
+        parts["data"] = samerun.Data(list(SAMPLES), global_batch=4, micro_batch=2, seed=1)
+        run = samerun.Run(tmp_path, model=model, optimizer=optimizer, scheduler=parts["schedule"], data=parts["data"])
+        return run, parts
+
+    def go(until: int, load: Any = None) -> dict[str, Any]:
+        run, parts = start()
+        with run:
+            if load is not None:
+                parts[what].load_state_dict(load)
+            for window in run.windows(until=until):
+                for batch in window:
+                    window.backward((batch @ next(run._config.models["model"].parameters()).T).square().sum(), 2)
+                window.step()
+            return copy.deepcopy(parts[what].state_dict())
+
+    early = go(1)
+    go(3)
+    with pytest.raises(UsageError, match=f"written to between the start of the run and its first window: {what}"):
+        go(4, early)
+    go(4)
 
 
 # ---- names of what is trained
