@@ -111,6 +111,19 @@ def sharded_in_part(*, with_mesh: bool) -> str:
     return "made"
 
 
+def bad_gradient_of_one_rank_alone() -> dict[str, Any]:
+    """A plain head whose gradients nobody exchanges here is infinite on one rank only."""
+    model = net()
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("dp",))
+    fully_shard(model.into, mesh=mesh)
+    step = Step(model, torch.optim.SGD(model.parameters(), lr=0.1), mesh=mesh)
+    model.out.weight.register_hook(lambda gradient: gradient * (float("inf") if dist.get_rank() == 1 else 1.0))
+    window = step.window(batches([3]))
+    for batch in window:
+        window.backward(loss_sum(model, batch), 3)
+    return {"reason": window.step().reason.value}
+
+
 def uneven_with_two_optimizers(counts: Sequence[int]) -> None:
     mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("dp",))
     models = {"g": fully_shard(nn.Linear(2, 2), mesh=mesh), "d": fully_shard(nn.Linear(2, 1), mesh=mesh)}

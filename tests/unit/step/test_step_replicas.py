@@ -67,6 +67,10 @@ def test_a_head_that_nobody_averages_is_refused(ranks: RankPool) -> None:
     assert ranks.run(2, "step_replica_jobs:sharded_in_part", with_mesh=True) == ["made", "made"]
 
 
+def test_a_gradient_that_is_bad_on_one_rank_alone_makes_all_skip(ranks: RankPool) -> None:
+    assert ranks.run(2, "step_replica_jobs:bad_gradient_of_one_rank_alone") == [{"reason": "non_finite_grad"}] * 2
+
+
 def test_ddp_over_a_tensor_parallel_model_is_refused(ranks: RankPool) -> None:
     """Its plain parameters are shards in disguise; each rank would clip by a norm of its own."""
     with pytest.raises(RankError, match=r"hides that .* is a shard"):

@@ -104,14 +104,14 @@ def test_a_mean_over_nothing_counts_as_nothing() -> None:
     assert flat(model) == flat(reference)
 
 
-@pytest.mark.parametrize("weight", [float("nan"), float("inf")])
+@pytest.mark.parametrize("weight", [-1.0, float("nan"), float("inf")])
 def test_a_bad_weight_on_the_device_is_a_bad_loss(weight: float) -> None:
     model = net()
     before = flat(model)
     step = Step(model, torch.optim.SGD(model.parameters(), lr=1.0))
-    window = step.window(batches([3]))
-    for batch in window:
-        window.backward(loss_sum(model, batch), torch.tensor(weight))
+    window = step.window(batches([3, 5]))
+    for batch in window:  # the good one's weight must not outweigh it
+        window.backward(loss_sum(model, batch), torch.tensor(weight if len(batch[1]) == 3 else 5.0))
     assert window.step().reason.value == "non_finite_loss"
     assert flat(model) == before
 
