@@ -95,7 +95,7 @@ def test_a_loop_left_early_leaves_no_trace_and_cannot_step(kind: str, tmp_path: 
     with pytest.raises(WindowError, match="left early"):
         window.step()
     assert way.held() == before and all(parameter.grad is None for parameter in way.model.parameters())
-    with pytest.raises(WindowError, match="never stepped"):
+    with pytest.raises(WindowError, match="never stepped: the loop over its batches was left early"):
         next(windows)
 
 

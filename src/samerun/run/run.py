@@ -24,7 +24,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from samerun.core import environ
 from samerun.core.progress import Progress
 from samerun.data.source import as_source
-from samerun.errors import Refused, Stop, UsageError, WindowError
+from samerun.errors import Refused, Stop, UsageError
 from samerun.health.options import HealthOptions, Mode
 from samerun.plan.run import RunPlan
 from samerun.preempt.budget import Preemption
@@ -194,10 +194,7 @@ class Run:
             window = attempt.window(next(source))
             self._at_edge = False
             yield window
-            if not window.is_decided:
-                raise WindowError(
-                    f"window {window.index} was taken but never stepped; call window.step() once per window"
-                )
+            window.require_decided()
             self._at_edge = True
 
     def evaluate(self, name: str, measure: Callable[[], float | torch.Tensor], *, better: str | None = None) -> float:

@@ -28,7 +28,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from samerun.core import environ
 from samerun.core.choice import whole_number
 from samerun.core.progress import Progress
-from samerun.errors import UsageError, WindowError
+from samerun.errors import UsageError
 from samerun.ranks.topology import topology_of
 from samerun.step.engine import Engine
 from samerun.step.noise import NoiseEstimate
@@ -102,8 +102,8 @@ class Step:
         `num_samples`: samples in each, for the sample clock. Under FSDP2 ranks may bring unequal numbers of batches;
         agreeing on the largest costs one small collective. Raises WindowError while the last window is undecided.
         """
-        if self._open is not None and not self._open.is_decided:
-            raise WindowError(f"window {self._open.index} was taken but never stepped; call step() once per window")
+        if self._open is not None:
+            self._open.require_decided()
         sizes = _sizes(batches, num_samples)
         slots = len(batches)
         if self._engine.sync.forwards_must_match:

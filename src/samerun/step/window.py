@@ -111,6 +111,11 @@ class Window:
     def is_decided(self) -> bool:
         return self._phase is _Phase.DECIDED
 
+    def require_decided(self) -> None:
+        """Before the next window. Raises WindowError that says what is missing."""
+        if not self.is_decided:
+            raise WindowError(f"window {self.index} was taken but never stepped: {_ADVICE[self._phase]}")
+
     def __len__(self) -> int:
         """How many batches this rank's loop sees."""
         return self._length
@@ -357,7 +362,8 @@ def _summed(mean: Any, weight: torch.Tensor | float) -> Any:
 _ADVICE = {
     _Phase.OPEN: "iterate over its batches first",
     _Phase.HANDING_OUT: "finish iterating over its batches first",
-    _Phase.BROKEN: "the loop over its batches was left early, so its gradients were dropped",
+    _Phase.EXHAUSTED: "call step() once per window, and for each optimizer",
+    _Phase.BROKEN: "the loop over its batches was left early, and its gradients dropped; go back to the last checkpoint",
     _Phase.STEPPING: "an earlier call raised and may have changed some parameters; go back to the last checkpoint",
     _Phase.DECIDED: "a window makes one update; take the next window",
 }

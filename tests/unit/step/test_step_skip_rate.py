@@ -63,3 +63,14 @@ def test_state_is_short() -> None:
     for number in range(5000):
         rate.after(skipped=number % 100 == 0)
     assert len(str(rate.state_dict())) < 300
+
+
+def test_a_good_window_between_two_bad_ones_is_no_new_crossing() -> None:
+    rate = SkipRate()
+    alerts = [rate.after(skipped=skipped) for skipped in [False] * 100 + [True, False] * 20]
+    assert rate.value > 0.05
+    assert sum(alert is not None for alert in alerts) == 1
+    quiet = [rate.after(skipped=False) for _ in range(1000)]
+    assert rate.value < 0.05 and quiet == [None] * 1000
+    again = [rate.after(skipped=True) for _ in range(60)]
+    assert sum(alert is not None for alert in again) == 1
