@@ -363,7 +363,7 @@ _ADVICE = {
     _Phase.OPEN: "iterate over its batches first",
     _Phase.HANDING_OUT: "finish iterating over its batches first",
     _Phase.EXHAUSTED: "call step() once per window, and for each optimizer",
-    _Phase.BROKEN: "the loop over its batches was left early, and its gradients dropped; go back to the last checkpoint",
+    _Phase.BROKEN: "the loop over its batches was left early and its gradients dropped; go back to the last checkpoint",
     _Phase.STEPPING: "an earlier call raised and may have changed some parameters; go back to the last checkpoint",
     _Phase.DECIDED: "a window makes one update; take the next window",
 }

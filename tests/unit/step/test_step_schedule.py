@@ -11,9 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rank_pool import RankPool
+from samerun.core.progress import Progress
 from samerun.errors import MismatchError, UsageError
 from samerun.step import Step
-from samerun.step.schedule import Constant, WarmupCosine, WarmupLinear, WarmupStableDecay, is_curve
+from samerun.step.schedule import (
+    Clock,
+    ClockedSchedule,
+    Constant,
+    WarmupCosine,
+    WarmupLinear,
+    WarmupStableDecay,
+    is_curve,
+)
 from step_jobs import batches, loss_sum, net, ten_updates
 
 CURVES = [
@@ -195,3 +204,38 @@ def test_a_group_added_later_follows_the_curve_from_its_own_base() -> None:
     _, fresh = step_with(WarmupLinear(warmup=4, total=8), lr=1.0)
     with pytest.raises(MismatchError, match="saved for 2 parameter groups, the optimizer has 1"):
         fresh.load_state_dict(step.state_dict())
+
+
+def test_a_position_counted_by_one_counter_and_then_by_another_keeps_its_latest_exchange_rate() -> None:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    schedule = ClockedSchedule(optimizer, Constant(warmup=100), Clock.UPDATES)
+
+    def after(progress: Progress, num: int, samples: int, tokens: int) -> Progress:
+        for _ in range(num):
+            progress = progress.after(updated=True, samples=samples, tokens=tokens)
+        return progress
+
+    progress = after(Progress(), 10, 8, 100)
+    schedule.count_by(Clock.SAMPLES, progress)  # 8 samples are an update
+    progress = after(progress, 10, 16, 100)  # so these ten are worth twenty, and 50 tokens are worth one
+    assert schedule.position(progress) == 10 + 20
+    schedule.count_by(Clock.TOKENS, progress)
+    assert schedule.position(progress) == 30
+    progress = after(progress, 5, 16, 200)
+    assert schedule.position(progress) == 30 + 5 * 200 / 50
+    state = schedule.state_dict()
+    schedule.count_by(Clock.TOKENS, progress)
+    assert schedule.state_dict() == state, "counting by it already"
+    fresh = ClockedSchedule(optimizer, Constant(warmup=100), Clock.UPDATES)
+    fresh.load_state_dict(state)
+    assert fresh.position(progress) == 50
+
+
+def test_another_clock_starts_without_the_old_ones_exchange_rate() -> None:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    before = ClockedSchedule(optimizer, Constant(warmup=100), Clock.UPDATES)
+    progress = Progress().after(updated=True, samples=8, tokens=100)
+    before.count_by(Clock.SAMPLES, progress)
+    after = ClockedSchedule(optimizer, Constant(warmup=100), Clock.TOKENS, may_change=True)
+    after.load_state_dict(before.state_dict())
+    assert after.position(progress.after(updated=True, samples=8, tokens=50)) == 150
