@@ -31,7 +31,7 @@ def test_memory_loads_before_and_after_wrapping_and_an_optimizer_of_before_is_re
         assert answer["wrapped"] == answer["bare"] == held
         assert answer["then wrapped"] == {name: held[name] for name in answer["then wrapped"]}
         assert len(answer["then wrapped"]) == 4
-        assert "no model given to Run owns" in answer["optimizer first"]
+        assert "that no model given here owns" in answer["optimizer first"]
 
 
 def test_forwards_without_gradients_change_nothing_in_a_sharded_training(ranks: RankPool, tmp_path: Path) -> None:
