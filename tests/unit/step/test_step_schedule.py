@@ -239,3 +239,11 @@ def test_another_clock_starts_without_the_old_ones_exchange_rate() -> None:
     after = ClockedSchedule(optimizer, Constant(warmup=100), Clock.TOKENS, may_change=True)
     after.load_state_dict(before.state_dict())
     assert after.position(progress.after(updated=True, samples=8, tokens=50)) == 150
+
+
+def test_the_saved_base_rate_is_the_one_that_goes_on() -> None:
+    model, step = step_with(Constant(warmup=4), lr=0.5)
+    rates(step, model, [[3]])
+    model, resumed = step_with(Constant(warmup=4), lr=0.1)
+    resumed.load_state_dict(step.state_dict())
+    assert rates(resumed, model, [[3]]) == [0.25]
