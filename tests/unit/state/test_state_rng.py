@@ -14,7 +14,7 @@ from samerun.core.component import Captured
 from samerun.core.progress import Progress
 from samerun.errors import MismatchError
 from samerun.ranks.threads import ThreadGroup, run_ranks
-from samerun.state.rng import Rng, capture_rng, preserved_rng, restore_rng, seed_all
+from samerun.state.rng import Rng, capture_rng, preserved_rng, restore_rng, seed_all, seed_at
 from samerun.storage.memory import Memory
 
 
@@ -131,3 +131,17 @@ def test_a_checkpoint_without_streams_is_refused() -> None:
 def test_a_cuda_stream_without_a_device_is_refused() -> None:
     with pytest.raises(MismatchError, match="holds a CUDA stream and this process has no CUDA device"):
         restore_rng({**capture_rng(), "cuda": b"\x00" * 16})
+
+
+def test_every_microbatch_of_every_window_and_every_rank_of_a_new_topology_draws_its_own() -> None:
+    drawn = set()
+    with preserved_rng():
+        for window in range(6):
+            for microbatch in range(6):
+                seed_at(3, window, microbatch)
+                drawn.add((random.random(), float(np.random.rand()), float(torch.rand(()))))
+        for windows in range(6):
+            for rank in range(6):
+                Rng().derive(run_id="a", windows=windows, rank=rank)
+                drawn.add((random.random(), float(np.random.rand()), float(torch.rand(()))))
+    assert len(drawn) == 72

@@ -8,9 +8,11 @@ import pytest
 import torch
 from torch import nn
 
+from samerun.core.progress import Progress
 from samerun.errors import MismatchError, UsageError
 from samerun.step import Step
-from samerun.step.schedule import WarmupCosine, WarmupLinear
+from samerun.step.schedule import Clock, WarmupCosine, WarmupLinear
+from samerun.step.schedule.remap import remap_loaded
 
 BASE = 0.5
 CURVE = WarmupLinear(warmup=8, total=60)
@@ -127,3 +129,13 @@ def test_a_state_from_before_the_batch_was_said_goes_on() -> None:
     step = make()
     step.load_state_dict(saved(batch=None))
     assert step.remapped == [] and rates(step, 1) == expected(CURVE, [4])
+
+
+def test_a_plateau_scheduler_counts_metrics_and_needs_no_choice() -> None:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    plateau = {"model": torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)}
+    for remap in (None, Clock.SAMPLES):
+        assert remap_loaded(plateau, Progress(), remap=remap, batch="global_batch was 8 and is now 16") == []
+    steps = {"model": torch.optim.lr_scheduler.StepLR(optimizer, 3)}
+    with pytest.raises(UsageError, match="Say which is meant"):
+        remap_loaded(steps, Progress(), remap=None, batch="global_batch was 8 and is now 16")
