@@ -5,13 +5,14 @@ streams go on from where they were restored, whatever was drawn or seeded meanwh
 pretrained model loaded inside `with run:`), an optimizer, a schedule or a place in the data that was loaded again are
 an error, before a save could replace good checkpoints by them.
 
-Seen is what torch counts as a write: `load_state_dict`, in-place operations. Not seen: `.data`, NumPy. It ends with the
-first call of `windows()`: what stands between two loops over windows may well be meant for the second.
+Seen is what torch counts as a write: `load_state_dict`, in-place operations. Not seen: `.data`, NumPy. Weights that
+were written to and are again what the checkpoint says of itself (averaged ones swapped in for an evaluation) are no
+error. It ends with the first call of `windows()`: what stands between two loops over windows may well be meant for the
+second.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Final
 
 from torch import nn
@@ -21,6 +22,7 @@ from samerun.errors import UsageError
 from samerun.run.config import RunConfig
 from samerun.run.starting.start import Started, StartKind
 from samerun.state import names
+from samerun.state.fingerprint import tensor_digest
 from samerun.state.rng import capture_rng, restore_rng
 
 _SHOWN: Final = 3
@@ -32,6 +34,7 @@ class Preamble:
     def __init__(self, config: RunConfig, started: Started) -> None:
         self._config = config
         self._checkpoint = started.checkpoint
+        self._saved = started.saved_digests.get("weights", {})
         self._is_open = started.kind is not StartKind.FRESH
         self._streams = capture_rng() if self._is_open else {}
         self._weights = self._versions() if self._is_open else {}
@@ -44,7 +47,9 @@ class Preamble:
         self._is_open = False
         now = self._versions()
         changed = [
-            name for name, (parameter, version) in self._weights.items() if not _is(now, name, parameter, version)
+            name
+            for name, (parameter, version) in self._weights.items()
+            if not self._is_untouched(name, parameter, version, now.get(name))
         ]
         others = self._marks()
         changed += [name for name, mark in self._others.items() if not _is_marked(others[name], mark)]
@@ -57,6 +62,14 @@ class Preamble:
             )
         restore_rng(self._streams)
         self._streams, self._weights, self._others = {}, {}, {}
+
+    def _is_untouched(
+        self, name: str, parameter: nn.Parameter, version: int, now: tuple[nn.Parameter, int] | None
+    ) -> bool:
+        """By this rank's own digests in the checkpoint: on another topology every write is a change."""
+        if now is None or now[0] is not parameter:
+            return False
+        return now[1] == version or tensor_digest(parameter) == self._saved.get(name)
 
     def _versions(self) -> dict[str, tuple[nn.Parameter, int]]:
         return {
@@ -78,8 +91,3 @@ class Preamble:
 
 def _is_marked(now: Any, before: Any) -> bool:
     return now == before if isinstance(before, str) else now is before
-
-
-def _is(now: Mapping[str, tuple[nn.Parameter, int]], name: str, parameter: nn.Parameter, version: int) -> bool:
-    other, other_version = now.get(name, (None, None))
-    return other is parameter and other_version == version

@@ -145,6 +145,23 @@ def test_a_model_that_is_loaded_over_what_was_restored_is_an_error_and_nothing_i
     assert len(train(tmp_path, *plain())) == 3
 
 
+def test_weights_that_are_swapped_and_put_back_before_the_first_window_are_no_error(tmp_path: Path) -> None:
+    """Averaged weights for a first evaluation; what is not put back bit for bit is one."""
+
+    def swap(model: nn.Module, *, off_by: float) -> None:
+        kept = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        model.load_state_dict({name: torch.zeros_like(tensor) for name, tensor in kept.items()})
+        model.load_state_dict({name: tensor + off_by for name, tensor in kept.items()})
+
+    train(tmp_path, *plain(), until=3)
+    model, optimizer = plain()
+    with pytest.raises(UsageError, match="written to between"):
+        train(tmp_path, model, optimizer, preamble=lambda: swap(model, off_by=1e-3))
+    model, optimizer = plain()
+    after = train(tmp_path, model, optimizer, preamble=lambda: swap(model, off_by=0.0))
+    assert after == train(tmp_path / "twin", *plain())[3:]
+
+
 @pytest.mark.parametrize("what", ["optimizer", "schedule", "data"])
 def test_state_that_is_loaded_a_second_time_by_hand_is_an_error(tmp_path: Path, what: str) -> None:
     def start() -> tuple[samerun.Run, dict[str, Any]]:
