@@ -263,8 +263,11 @@ def test_moments_without_an_optimizer_are_an_error(tmp_path: Path) -> None:
         lessons.load_checkpoint(tmp_path / "run", loop.model)
     with pytest.raises(UsageError, match="scheduler without its optimizer"):
         lessons.load_checkpoint(tmp_path / "run", loop.model, None, loop.scheduler)
+    other = nn.Linear(2, 2)
     with pytest.raises(MismatchError, match=r"0\.weight"):
-        lessons.load_checkpoint(tmp_path / "run", nn.Linear(2, 2), torch.optim.SGD([nn.Parameter(torch.ones(1))]))
+        lessons.load_checkpoint(tmp_path / "run", other, torch.optim.SGD(other.parameters()))
+    with pytest.raises(UsageError, match="no model given here owns"):
+        lessons.load_checkpoint(tmp_path / "run", other, torch.optim.SGD([nn.Parameter(torch.ones(1))]))
 
 
 def test_a_pt_file_is_read_weights_only(tmp_path: Path) -> None:
