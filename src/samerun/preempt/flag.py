@@ -99,6 +99,7 @@ class SignalWatch:
         self._pipe: tuple[int, int] | None = None
         self._outer_wakeup = -1
         self._thread: threading.Thread | None = None
+        self._leaver: threading.Thread | None = None
         self._leaving = threading.Event()
         self._left = threading.Event()
 
@@ -129,6 +130,8 @@ class SignalWatch:
         os.close(writer)
         assert self._thread is not None
         self._thread.join()
+        if self._leaver is not None:  # it ends now that this is left
+            self._leaver.join()
         os.close(reader)
         self._pipe = None
 
@@ -162,12 +165,15 @@ class SignalWatch:
     def _leave_soon(self) -> None:
         """The handler raises KeyboardInterrupt as soon as the main thread hears; one that never does is ended."""
         self._leaving.set()
+        if self._leaver is not None:
+            return
 
         def end_if_deaf() -> None:
             if not self._left.wait(_DEAF_SECONDS):
                 os._exit(INTERRUPTED)
 
-        threading.Thread(target=end_if_deaf, name="samerun-leave", daemon=True).start()
+        self._leaver = threading.Thread(target=end_if_deaf, name="samerun-leave", daemon=True)
+        self._leaver.start()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT and (self._is_repeated() or self._leaving.is_set()):
