@@ -309,6 +309,8 @@ class Attempt:
         if self._health is not None:
             self._health.at(point)
         self._parts.faults.at(point)
+        if not self._midwindow.is_open:
+            return
         _, found, slot = point.rpartition(_MICROBATCH)
         if found and self._midwindow.is_dropped_at(int(slot)):
             raise WindowDropped(lambda: self.leaving.drop_window(int(slot)))

@@ -181,7 +181,7 @@ class Updater:
         return self.loss_scale.shift or 0
 
     def _outcome(self, reason: Reason, agreed: Agreed, *, norm: float, clip: float, lr: float | None) -> Outcome:
-        bad = agreed.num_bad_losses > 0 or agreed.weight <= 0
+        bad = agreed.num_bad_ranks > 0 or agreed.weight <= 0
         return Outcome(
             reason=reason,
             loss=math.nan if bad else agreed.loss_sum / agreed.weight,
@@ -199,7 +199,7 @@ class Updater:
 
 def judge(agreed: Agreed) -> Reason:
     """What becomes of the window; pure, so every rank decides alike."""
-    if agreed.num_bad_losses:
+    if agreed.num_bad_ranks:
         return Reason.NON_FINITE_LOSS
     if agreed.num_bad_norms:
         return Reason.NON_FINITE_GRAD

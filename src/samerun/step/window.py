@@ -228,11 +228,8 @@ class Window:
         self._decided(Decision(outcomes=self._outcomes, agreed=agreed))
 
     def _share(self, name: str) -> Share:
-        weight, loss_sum, num_bad_losses = self._tallies[name].sums()
         return Share(
-            weight=weight,
-            loss_sum=loss_sum,
-            num_bad_losses=num_bad_losses,
+            sums=self._tallies[name].sums(),
             num_samples=self._num_samples,
             coverage=self._coverage,
             flags=self._flags(),

@@ -162,7 +162,7 @@ def decided(index: int) -> tuple[DataWindow, Decision]:
         reason=Reason.UPDATED, loss=1.0, grad_norm=1.0, grad_norm_clipped=1.0, weight=2.0, lr=0.1, scale=1.0
     )
     agreed = Agreed(
-        weight=2.0, loss_sum=2.0, num_bad_losses=0, num_bad_norms=0, squared_norm=1.0, scale=1.0, lr=None,
+        weight=2.0, loss_sum=2.0, num_bad_ranks=0, num_bad_norms=0, squared_norm=1.0, scale=1.0, lr=None,
         num_samples=2, coverage=index, num_stop=0, num_abandon=0, num_save_due=0, num_save_over=0, num_save_failed=0,
         noise=(),
     )  # fmt: skip

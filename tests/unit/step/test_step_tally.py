@@ -9,17 +9,28 @@ import pytest
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from samerun.step.parallel.agree import Tally
+from samerun.ranks.topology import Topology, Wrapping
+from samerun.step.parallel.agree import Flags, Local, Share, Sums, Tally, _without_bad, agree
 
 Weight = torch.Tensor | float
+SOLO = Topology(rank=0, world_size=1, replica=0, num_replicas=1, leads=True, wrapping=Wrapping.SOLO)
 
 
-def told(pairs: Sequence[tuple[float, Weight]]) -> tuple[float, float, int]:
+def heard(pairs: Sequence[tuple[float, Weight]]) -> Sums:
     tally = Tally(torch.device("cpu"))
     for loss, weight in pairs:
         tally.add(torch.tensor(loss, dtype=torch.float32), weight)
-    weight, loss_sum, num_bad = tally.sums()
-    return float(weight), float(loss_sum), int(num_bad)
+    return tally.sums()
+
+
+def told(pairs: Sequence[tuple[float, Weight]]) -> tuple[float, float, int]:
+    """(weight, loss, number of bad ranks) as one process agrees with itself, and as it would tell its peers."""
+    one = torch.ones((), dtype=torch.float64)
+    share = Share(sums=heard(pairs), num_samples=0, coverage=0, flags=Flags())
+    agreed = agree(share, Local(squared_norm=one, scale=one), topology=SOLO, device=torch.device("cpu"))
+    alone = (agreed.weight, agreed.loss_sum, agreed.num_bad_ranks)
+    assert tuple(float(number) for number in _without_bad(heard(pairs))) == alone
+    return alone
 
 
 @pytest.mark.parametrize("kind", ["host", "tensor", "host first", "tensor first", "in turn"])
@@ -35,17 +46,20 @@ def test_sums_are_those_of_all_microbatches(number: int, kind: str) -> None:
     assert told(pairs) == (math.fsum(weights), math.fsum(losses), 0)
 
 
-@pytest.mark.parametrize("at", [0, 5, 64, 69])
-def test_a_bad_loss_counts_and_its_weight_stays(at: int) -> None:
+@pytest.mark.parametrize("bad", [[math.nan], [math.inf], [-math.inf], [math.inf, -math.inf]])
+@pytest.mark.parametrize("at", [0, 5, 64, 68])
+def test_a_bad_loss_shows_and_its_weight_stays(at: int, bad: list[float]) -> None:
     pairs: list[tuple[float, Weight]] = [(1.0, 2.0)] * 70
-    pairs[at] = (math.nan, 2.0)
-    assert told(pairs) == (140.0, 69.0, 1)
+    pairs[at : at + len(bad)] = [(one, 2.0) for one in bad]
+    assert told(pairs) == (140.0, 0.0, 1)
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -1.0])
-def test_a_bad_weight_of_a_device_counts_and_is_left_out(bad: float) -> None:
-    pairs: list[tuple[float, Weight]] = [(1.0, 2.0), (1.0, torch.tensor(bad)), (1.0, torch.tensor(2.0))]
-    assert told(pairs) == (4.0, 3.0, 1)
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, -1.0])
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_a_bad_weight_of_a_device_shows_and_the_rank_adds_nothing(at: int, bad: float) -> None:
+    pairs: list[tuple[float, Weight]] = [(1.0, 2.0), (1.0, torch.tensor(2.0))]
+    pairs.insert(at, (1.0, torch.tensor(bad)))
+    assert told(pairs) == (0.0, 0.0, 1)
 
 
 def test_no_microbatchs_memory_is_kept() -> None:
@@ -56,4 +70,4 @@ def test_no_microbatchs_memory_is_kept() -> None:
     tally.add(loss, weight)
     del loss, weight
     assert [reference.expired() for reference in kept] == [True, True]
-    assert float(tally.sums()[0]) == 1.0
+    assert float(tally.sums().weight) == 1.0

@@ -33,7 +33,8 @@ class Midwindow:
         self._own = own
         self._stopping = stopping
         self._ended = threading.Event()
-        self._is_open = False
+        self.is_open = False
+        """Whether the window that has begun may be dropped in its middle."""
         self._is_worth_it = False
         self._num_edges = 0
         self._streams: dict[str | int, Any] = {}
@@ -51,19 +52,19 @@ class Midwindow:
 
     def begin(self, window: int, num_shared: int) -> None:
         """A window is about to begin, of which every rank has `num_shared` microbatches."""
-        self._is_open = self._is_worth_it
-        if self._votes is not None and self._is_open:
+        self.is_open = self._is_worth_it
+        if self._votes is not None and self.is_open:
             self._votes.begin(window, num_shared)
             self._streams = capture_rng()
             self._marks = {component.name: _mark(component.capture()) for component in self._own}
 
     def is_dropped_at(self, slot: int) -> bool:
         """Whether all ranks leave before microbatch `slot` of the open window. Not collective."""
-        return self._votes is not None and self._is_open and self._votes.is_dropped_at(slot, self._stopping.must_drop)
+        return self._votes is not None and self.is_open and self._votes.is_dropped_at(slot, self._stopping.must_drop)
 
     def noticed(self) -> None:
         """This rank was told to stop. Called by any thread."""
-        if self._votes is not None and self._is_open and not self._ended.is_set():
+        if self._votes is not None and self.is_open and not self._ended.is_set():
             self._votes.noticed(self._stopping.must_drop)
 
     def close(self) -> None:
@@ -71,9 +72,9 @@ class Midwindow:
         self._ended.set()
 
     def decided(self) -> None:
-        if self._votes is not None and self._is_open:
+        if self._votes is not None and self.is_open:
             self._votes.decided()
-        self._is_open = False
+        self.is_open = False
 
     def put_back(self) -> list[str]:
         """The streams of the last edge; returns the user's components that are no longer what they were. Collective."""

@@ -49,7 +49,7 @@ class _Scalars:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._pieces = [self._piece()]
+        self._pieces: list[torch.Tensor] = []
         self._num = 0
 
     def __len__(self) -> int:
@@ -57,13 +57,14 @@ class _Scalars:
 
     def add(self, value: torch.Tensor | float) -> None:
         place = self._num % self._AT_ONCE
-        if self._num and place == 0:
+        if place == 0:
             self._pieces.append(self._piece())
         self._pieces[-1][place] = value
         self._num += 1
 
     def stacked(self) -> torch.Tensor:
-        return torch.cat(self._pieces)[: self._num] if len(self._pieces) > 1 else self._pieces[0][: self._num]
+        pieces = self._pieces or [self._piece()]
+        return (torch.cat(pieces) if len(pieces) > 1 else pieces[0])[: self._num]
 
     def _piece(self) -> torch.Tensor:
         return torch.empty(self._AT_ONCE, dtype=torch.float64, device=self._device)
@@ -88,31 +89,31 @@ class Tally:
         self._on_host.clear()
         self._weights.add(weight.detach().reshape(()) if isinstance(weight, torch.Tensor) else float(weight))
 
-    def sums(self) -> tuple[torch.Tensor | float, torch.Tensor, torch.Tensor]:
-        """(weight, loss, number of bad ones), float64, 0-dim; a weight that is known here stays on the host.
-
-        A bad number is left out, since one NaN would poison the sum for everybody, and its batch counts as bad. The
-        weight of a bad loss still counts: its tokens were consumed.
-        """
+    def sums(self) -> Sums:
         losses = self._losses.stacked()
-        loss = torch.nan_to_num(losses, nan=0.0, posinf=0.0, neginf=0.0).sum()
-        is_bad = (losses - losses) != 0  # NaN unless finite; a third of the kernels of isfinite
-        weight: torch.Tensor | float = math.fsum(self._on_host)
-        if len(self._weights):
-            weights = self._weights.stacked()
-            is_countable = torch.isfinite(weights) & (weights >= 0)
-            weight = torch.where(is_countable, weights, 0.0).sum()
-            is_bad |= ~is_countable
-        return weight, loss, is_bad.sum(dtype=torch.float64)
+        if not len(self._weights):
+            return Sums(weight=math.fsum(self._on_host), loss=losses.sum(), least_weight=0.0)
+        weights = self._weights.stacked()
+        return Sums(weight=weights.sum(), loss=losses.sum(), least_weight=weights.min())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sums:
+    """Of this rank's part of a window, float64, 0-dim; weights that are known on the host stay there.
+
+    Not finite where a number was not: few kernels, and judged once, where it is known whether peers must be spared it.
+    """
+
+    weight: torch.Tensor | float
+    loss: torch.Tensor
+    least_weight: torch.Tensor | float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
     """One rank's part of a window. Tensors are float64, 0-dim, on the device."""
 
-    weight: torch.Tensor | float
-    loss_sum: torch.Tensor
-    num_bad_losses: torch.Tensor
+    sums: Sums
     num_samples: int
     coverage: int
     flags: Flags
@@ -136,7 +137,9 @@ class Agreed:
 
     weight: float
     loss_sum: float
-    num_bad_losses: int
+    """Of the ranks without a bad one."""
+    num_bad_ranks: int
+    """Which had a loss or a weight that is no finite number."""
     num_bad_norms: int
     squared_norm: float
     scale: float
@@ -155,15 +158,17 @@ def agree(share: Share, local: Local, *, topology: Topology, device: torch.devic
     """Collective over all ranks.
 
     A rank that does not lead its replica adds flags but no samples, and no tokens unless they are its own part of an
-    example: its leader adds them.
+    example: its leader adds them. A rank with a loss or a weight that is no finite number adds no loss, one with such a
+    weight, or one below 0, no weight; the weight of a bad loss counts, since its tokens were consumed.
     """
     leads, counts, alone = topology.leads, topology.counts_tokens, topology.world_size == 1
+    weight, loss, bad = _as_they_are(share.sums) if alone else _without_bad(share.sums)
     noise = share.noise.unbind() if share.noise is not None else (0.0,) * _NUM_NOISE
     numbers: list[torch.Tensor | float] = [
-        share.weight if counts else 0.0,
-        share.loss_sum if counts else 0.0,
+        weight if counts else 0.0,
+        loss if counts else 0.0,
         *(noise if counts else (0.0,) * _NUM_NOISE),
-        share.num_bad_losses,
+        bad,
         0.0 if alone else (~torch.isfinite(local.squared_norm)).to(torch.float64),
         float(share.num_samples if leads else 0),
         float(share.coverage % _HALF if leads else 0),
@@ -175,11 +180,13 @@ def agree(share: Share, local: Local, *, topology: Topology, device: torch.devic
     squared_norm, scale, *lr = values[len(numbers) :]
     first_flag = len(numbers) - len(_FLAGS)
     flags = dict(zip(_FLAGS, values[first_flag : len(numbers)], strict=True))
-    weight, loss_sum, *noise_sums, bad_losses, bad_norms, samples, low, high = values[:first_flag]
+    tokens, loss_sum, *noise_sums, bad_ranks, bad_norms, samples, low, high = values[:first_flag]
+    if alone:
+        tokens, loss_sum, bad_ranks = _judged(tokens, loss_sum, least_weight=bad_ranks)
     return Agreed(
-        weight=weight,
+        weight=tokens,
         loss_sum=loss_sum,
-        num_bad_losses=int(bad_losses),
+        num_bad_ranks=int(bad_ranks),
         num_bad_norms=int(bad_norms) or int(not math.isfinite(squared_norm)),
         squared_norm=squared_norm,
         scale=scale,
@@ -189,6 +196,31 @@ def agree(share: Share, local: Local, *, topology: Topology, device: torch.devic
         **{f"num_{name}": int(count) for name, count in flags.items()},
         noise=tuple(noise_sums),
     )
+
+
+_Number = torch.Tensor | float
+
+
+def _as_they_are(sums: Sums) -> tuple[_Number, _Number, _Number]:
+    """Weight, loss, least weight: where nobody else hears them, they are judged when the host has them."""
+    return sums.weight, sums.loss, sums.least_weight
+
+
+def _judged(weight: float, loss: float, *, least_weight: float) -> tuple[float, float, float]:
+    """Weight, loss, and 1 if one of them is bad, on the host."""
+    has_weight = math.isfinite(weight) and least_weight >= 0
+    is_bad = not (has_weight and math.isfinite(loss))
+    return weight if has_weight else 0.0, 0.0 if is_bad else loss, float(is_bad)
+
+
+def _without_bad(sums: Sums) -> tuple[_Number, _Number, _Number]:
+    """The same on the device, where one NaN would poison the sum for everybody."""
+    has_loss = torch.isfinite(sums.loss)
+    if not isinstance(sums.weight, torch.Tensor):
+        return sums.weight, torch.where(has_loss, sums.loss, 0.0), (~has_loss).to(torch.float64)
+    has_weight = torch.isfinite(sums.weight) & (torch.as_tensor(sums.least_weight) >= 0)
+    is_good = has_loss & has_weight
+    return torch.where(has_weight, sums.weight, 0.0), torch.where(is_good, sums.loss, 0.0), (~is_good).to(torch.float64)
 
 
 def _sum_and_read(
