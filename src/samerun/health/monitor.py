@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +20,7 @@ from samerun.health.corruption.blaming import Blaming
 from samerun.health.counters import ERRORS, CounterWatch
 from samerun.health.guard import Guard
 from samerun.health.hang import WAITING, HangWatch, Overdue, PhaseWatch, missing_ranks, phases_told
-from samerun.health.meter import LAST_BACKWARD, BufferSync, Meter, Span, TimedData
+from samerun.health.meter import LAST_BACKWARD, BufferSync, Meter, Span, TimedData, Times
 from samerun.health.options import HealthOptions
 from samerun.health.records.event import WindowRecord, header_line
 from samerun.health.records.flight import FlightRecorder
@@ -34,6 +35,11 @@ if TYPE_CHECKING:
 
 _GATHER_SECONDS: Final = 3600.0
 """A rank that evaluates alone keeps the others waiting here; only one that is gone for an hour is an error."""
+
+
+_TOGETHER_SECONDS: Final = 0.5
+"""Short windows are looked at together, this much later at most: one alone, between two forwards with cold caches,
+costs four times as much."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +106,7 @@ class Surroundings:
     begun_at: int = 0
     """Windows decided when the attempt began: replicas were restored alike then."""
     clock: Clock = field(default_factory=SystemClock)
+    together_seconds: float = _TOGETHER_SECONDS
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -124,6 +131,11 @@ class Monitor:
         self._phases = PhaseWatch(clock=around.clock)
         self._hangs = HangWatch(self._phases, self._overdue, later=self._name_missing)
         self._hangs.start()
+        self._waiting: list[tuple[Decided, Times, int]] = []
+        """Decided windows that were not looked at yet."""
+        self._settled = around.clock.monotonic_seconds()
+        self._settling = threading.RLock()
+        """The watch for hangs looks at what is left before it dumps."""
         self._checked = -1
         self._last_equal = around.begun_at
         self._sinks = [
@@ -158,14 +170,33 @@ class Monitor:
         self._phases.enter(phase, where)
 
     def decided(self, decided: Decided) -> None:
-        """A window is over. Costs no collective and no write on this thread."""
+        """A window is over. Costs no collective and no write on this thread, but after a loss that was not finite."""
         times = self._meter.end()
+        memory_bytes = self._guard.call("memory", self._around.memory_bytes, default=0)
+        with self._settling:
+            self._waiting.append((decided, times, memory_bytes))
+        since = self._around.clock.monotonic_seconds() - self._settled
+        if decided.is_loss_bad or self._around.decider is not None or since >= self._around.together_seconds:
+            self.settle()
+        if decided.is_loss_bad:
+            self._blame.rejected(decided.window)
+        self._blame.end()
+        self.enter("loop body", f"after window {decided.window}")
+
+    def settle(self) -> None:
+        """Looks at every window that was decided: before state is read, ranks compare, or the attempt ends."""
+        with self._settling:
+            waiting, self._waiting = self._waiting, []
+            self._settled = self._around.clock.monotonic_seconds()
+            for decided, times, memory_bytes in waiting:
+                self._look_at(decided, times, memory_bytes)
+
+    def _look_at(self, decided: Decided, times: Times, memory_bytes: int) -> None:
         record = WindowRecord(
             window=decided.window, start=decided.start, end=decided.end, coverage=decided.coverage,
             samples=decided.samples, tokens=round(decided.weight), loss=decided.loss, grad_norm=decided.grad_norm,
             lr=decided.lr, scale=decided.scale, outcome=decided.outcome, window_seconds=times.window,
-            compute_seconds=times.compute, wait_seconds=times.wait, data_seconds=times.data,
-            memory_bytes=self._guard.call("memory", self._around.memory_bytes, default=0),
+            compute_seconds=times.compute, wait_seconds=times.wait, data_seconds=times.data, memory_bytes=memory_bytes,
         )  # fmt: skip
         self._flight.add(record)
         self._guard.call("records", self._write, record, default=None)
@@ -178,12 +209,8 @@ class Monitor:
             self._guard.call("spike report", self._found, finding, default=None)
         if self._around.decider is not None:
             self._guard.call("decisions", self._around.decider.decided, decided, default=None)
-        if decided.is_loss_bad:
-            self._blame.rejected(decided.window)
         for name, sink in self._sinks:
             self._guard.call(name, sink.write, decided.window, _scalars(record), default=None)
-        self._blame.end()
-        self.enter("loop body", f"after window {decided.window}")
 
     def edge(self, num_windows: int) -> None:
         """Collective: every `report_windows` windows ranks compare their times, every `checksum_windows` their state.
@@ -195,6 +222,7 @@ class Monitor:
             return
         self._checked = num_windows
         if num_windows % self._around.options.report_windows == 0:
+            self.settle()
             mine = self._guard.call("straggler", self._stragglers.row, default=None)
             gathered = group.gather(mine, seconds=_GATHER_SECONDS)
             self._guard.call("straggler", self._judge, num_windows, gathered, default=None)
@@ -204,6 +232,7 @@ class Monitor:
 
     def dump(self, reason: str) -> None:
         """The flight recorder to disk: on a crash, a hang, a notice."""
+        self.settle()
         rank, path = self._around.group.rank, self._file("flight.json")
         if path is None:
             return
@@ -212,6 +241,7 @@ class Monitor:
             self._around.tell(f"rank {rank}: the flight recorder could not be written: {problem}")
 
     def close(self) -> None:
+        self.settle()
         self._phases.leave()
         self._hangs.close()
         if self._writer is not None:

@@ -5,7 +5,7 @@ Plain records behind the components `loss` and `samples`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,10 @@ from samerun.step.noise import NoiseProbe
 from samerun.step.outcome import Decision
 from samerun.step.parallel.agree import Agreed
 from samerun.step.skip_rate import SkipRate
+
+
+def nothing_waits() -> None:
+    """Without a monitor."""
 
 
 @dataclass(slots=True)
@@ -27,6 +31,8 @@ class Losses:
     noise: NoiseProbe | None = None
     spikes: SpikeDetector | None = None
     """Fed by the attempt's monitor; kept here, so that a resumed run alarms as its twin would."""
+    settle: Callable[[], None] = nothing_waits
+    """Has the monitor look at every decided window first: it looks at short ones together."""
 
     def after(self, decision: Decision) -> str | None:
         """Returns the alert when this window took the skip rate above its limit."""
@@ -49,6 +55,7 @@ class Losses:
         return False
 
     def read(self) -> dict[str, Any]:
+        self.settle()
         return {
             "last": self.last,
             "evaluations": {name: dict(record) for name, record in self.evaluations.items()},

@@ -28,6 +28,7 @@ from samerun.health.report import LinkWatch, StragglerWatch
 from samerun.health.sinks import Sink
 from samerun.health.spike.detector import SpikeDetector
 from samerun.ranks.group import Solo
+from samerun.run.history import Losses
 from unit.health.noise_series import bloom
 
 
@@ -57,8 +58,10 @@ def make(folder: Path | None, told: list[str], **changed: Any) -> Monitor:
         "folder": folder, "attempt": 1, "group": Solo(), "journal": journal, "tell": told.append,
         "is_separable": True, "span": None, "memory_bytes": lambda: 2**20, "keeper": None,
         "autocast": contextlib.nullcontext, "checksums": None, "decider": None, "clock": ManualClock(),
+        "together_seconds": 0.0,
     }  # fmt: skip
-    return Monitor(Surroundings(**{**values, **changed}), SpikeDetector())
+    spikes = changed.pop("spikes", None) or SpikeDetector()
+    return Monitor(Surroundings(**{**values, **changed}), spikes)
 
 
 def test_a_windows_time_is_taken_apart() -> None:
@@ -385,3 +388,52 @@ def test_handing_buffers_on_to_a_late_rank_is_no_work_of_ones_own(has_buffers: b
     model(torch.ones(2, 3))
     meter.at("window:0.last_backward")
     assert meter.end().compute == 5.0
+
+
+def looked_at(together_seconds: float, folder: Path) -> tuple[list[str], list[Any], list[Any]]:
+    """(what was told, what the journal says, the detector's states) of BLOOM's windows, 0.1 s each."""
+    told: list[str] = []
+    clock, losses = ManualClock(), Losses(spikes=SpikeDetector())
+    monitor = make(folder, told, spikes=losses.spikes, clock=clock, together_seconds=together_seconds)
+    losses.settle = monitor.settle
+    states = []
+    for number, (window, loss, norm) in enumerate(bloom()):
+        clock.advance(0.1)
+        monitor.begin(Window(window))
+        monitor.decided(decided(window, loss=loss, grad_norm=norm))
+        if number % 7 == 0:
+            states.append(losses.read()["spikes"])
+    monitor.close()
+    events = [{**event, "time": 0} for event in read_events(folder / "journal.jsonl")]
+    return told, events, [*states, losses.read()["spikes"]]
+
+
+def test_short_windows_looked_at_together_show_what_each_would_have_shown(tmp_path: Path) -> None:
+    """Also to whoever reads the state at any edge: a resumed run alarms as its twin."""
+    together = looked_at(0.5, tmp_path / "together")
+    assert together == looked_at(0.0, tmp_path / "at-once")
+    assert together[0], "something was told"
+
+
+def test_a_window_waits_half_a_second_at_most_and_for_nobody_who_asks(tmp_path: Path) -> None:
+    clock = ManualClock()
+    monitor = make(tmp_path, [], clock=clock, together_seconds=0.5)
+
+    def seen() -> list[int]:
+        return [record.window for record in monitor._flight.records]
+
+    for window in range(4):
+        clock.advance(0.2)
+        monitor.decided(decided(window))
+        assert seen() == ([0, 1, 2] if window >= 2 else [])
+    monitor.decided(decided(4, loss=math.nan, is_loss_bad=True))
+    assert seen() == [*range(5)]
+    monitor.decided(decided(5))
+    monitor.dump("a test")
+    assert seen() == [*range(6)]
+    clock.advance(7.0)
+    monitor.decided(decided(6))
+    assert seen() == [*range(7)], "a long window at once"
+    monitor.decided(decided(7))
+    monitor.close()
+    assert seen() == [*range(8)]

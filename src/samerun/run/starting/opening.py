@@ -180,7 +180,7 @@ def _health(parts: Parts, started: Started, journal: Journal, actor: Actor | Non
     spikes = parts.live.losses.spikes
     if spikes is None:
         return None
-    return monitor_of(
+    monitor = monitor_of(
         parts.config.health,
         engine=parts.engine,
         store=parts.store,
@@ -192,6 +192,8 @@ def _health(parts: Parts, started: Started, journal: Journal, actor: Actor | Non
         tell=say,
         decider=actor,
     )
+    parts.live.losses.settle = monitor.settle
+    return monitor
 
 
 def _votes(parts: Parts, started: Started) -> Votes | None:
