@@ -5,8 +5,9 @@
 A small GPT, fp16 autocast with a GradScaler, four microbatches a window, clipping, a learning-rate curve, batches of a
 dataset: by hand with torch's DataLoader and GradScaler, with `samerun.Run`, and with `samerun.step.Step` over that
 DataLoader. They take turns in one process, one window each, in an order that changes; CPU time is the whole process's,
-threads included, and the difference is the median over rounds. Health, journal and ledger are as `Run` has them by
-default, so the difference of `Run` holds its data, too.
+threads included, and the difference is the median over rounds: of whole windows, and of what is outside forward and
+backward, which are the same work everywhere and vary by more than all the rest. Health, journal and ledger are as
+`Run` has them by default, so the difference of `Run` holds its data, too.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import cProfile
+import functools
 import io
 import itertools
 import json
@@ -123,23 +125,60 @@ def lanes(shape: Shape, micro_batch: int, folder: Path) -> dict[str, Iterator[fl
     }
 
 
+class Model:
+    """CPU seconds inside forwards and backwards, for whoever wants to know what the loop around them costs."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._backward = torch.autograd.backward
+
+    def __enter__(self) -> Model:
+        torch.autograd.backward = self._timed(self._backward)
+        globals()["token_loss"] = self._timed(token_loss)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        torch.autograd.backward = self._backward
+        globals()["token_loss"] = token_loss.__wrapped__
+
+    def _timed(self, work: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(work)
+        def timed(*arguments: Any, **options: Any) -> Any:
+            began = time.process_time()
+            try:
+                return work(*arguments, **options)
+            finally:
+                self.seconds += time.process_time() - began
+
+        return timed
+
+
 def cpu_times(ways: dict[str, Iterator[float]], num_windows: int) -> dict[str, Any]:
     """Milliseconds of CPU a window, and what each way adds to the one by hand: medians with quartiles."""
     names = list(ways)
     for _, way in itertools.product(range(5), ways.values()):
         next(way)
-    taken: dict[str, list[float]] = {name: [] for name in names}
-    for turn in range(num_windows):
-        for name in names[turn % len(names) :] + names[: turn % len(names)]:
-            began = time.process_time()
-            next(ways[name])
-            taken[name].append((time.process_time() - began) * 1e3)
-    hand = taken["by hand"]
-    found: dict[str, Any] = {f"{name}, ms a window": round(statistics.median(taken[name]), 3) for name in names}
-    for name in names[1:]:
-        added = [mine - theirs for mine, theirs in zip(taken[name], hand, strict=True)]
-        low, middle, high = statistics.quantiles(added, n=4)
-        found[f"{name} adds, ms"] = {"median": round(middle, 3), "quartiles": [round(low, 3), round(high, 3)]}
+    whole: dict[str, list[float]] = {name: [] for name in names}
+    around: dict[str, list[float]] = {name: [] for name in names}
+    orders = list(itertools.permutations(names))
+    with Model() as model:
+        for turn in range(num_windows):
+            for name in orders[turn % len(orders)]:
+                began, inside = time.process_time(), model.seconds
+                next(ways[name])
+                taken = time.process_time() - began
+                whole[name].append(taken * 1e3)
+                around[name].append((taken - (model.seconds - inside)) * 1e3)
+    found: dict[str, Any] = {}
+    for what, times in (("a window", whole), ("outside forward and backward", around)):
+        found |= {f"{name}, ms {what}": round(statistics.median(times[name]), 3) for name in names}
+        for name in names[1:]:
+            added = [mine - theirs for mine, theirs in zip(times[name], times["by hand"], strict=True)]
+            low, middle, high = statistics.quantiles(added, n=4)
+            found[f"{name} adds, ms {what}"] = {
+                "median": round(middle, 3),
+                "quartiles": [round(low, 3), round(high, 3)],
+            }
     return found
 
 
