@@ -43,12 +43,12 @@ def killed_and_resumed_is_its_twin(folder: Path, num_ranks: int, sharded: bool) 
 
 
 @pytest.mark.timeout(480)
-@pytest.mark.parametrize(("num_ranks", "sharded"), [(1, False), (2, True)])
+@pytest.mark.parametrize(("num_ranks", "sharded"), [(1, False)])
 def test_example_killed_and_resumed_is_its_twin(tmp_path: Path, num_ranks: int, sharded: bool) -> None:
     killed_and_resumed_is_its_twin(tmp_path, num_ranks, sharded)
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize(("num_ranks", "sharded"), [(2, False), (4, False), (4, True)])
+@pytest.mark.parametrize(("num_ranks", "sharded"), [(2, False), (2, True), (4, False), (4, True)])
 def test_example_on_the_other_setups(tmp_path: Path, num_ranks: int, sharded: bool) -> None:
     killed_and_resumed_is_its_twin(tmp_path, num_ranks, sharded)
