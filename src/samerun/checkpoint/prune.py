@@ -41,6 +41,14 @@ def tags(storage: Storage) -> dict[str, str]:
     return found
 
 
+def tags_by_name(storage: Storage) -> dict[str, list[str]]:
+    """Checkpoint → its tags, sorted."""
+    by_name: dict[str, list[str]] = {}
+    for tag, name in sorted(tags(storage).items()):
+        by_name.setdefault(name, []).append(tag)
+    return by_name
+
+
 def plan_pruning(
     storage: Storage,
     policies: Sequence[Policy],

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from samerun.checkpoint.catalog import read_catalog
-from samerun.checkpoint.prune import tags
+from samerun.checkpoint.prune import tags_by_name
 from samerun.core.progress import Progress
 from samerun.data.ledger import Account, account
 from samerun.errors import ExitCode, StorageError, UsageError
@@ -138,7 +138,7 @@ def gather(storage: Storage) -> RunTold:
     records = {number: _records(storage, number) for number in journals}
     windows, lost = _kept(journals, records)
     costs = {event["checkpoint"]: event.get("clocks", {}) for events in journals.values() for event in _saved(events)}
-    tagged = tags(storage)
+    tagged = tags_by_name(storage)
     retired = {one.entry.name for one in catalog.retired}
     every = sorted((*catalog.entries, *(one.entry for one in catalog.retired)), key=lambda entry: entry.age_key)
     return RunTold(
@@ -272,7 +272,7 @@ def _ended(events: Sequence[Mapping[str, Any]]) -> tuple[str, bool]:
 
 
 def _checkpoint(
-    entry: Entry, tagged: Mapping[str, str], clocks: Mapping[str, float], retired: set[str]
+    entry: Entry, tagged: Mapping[str, Sequence[str]], clocks: Mapping[str, float], retired: set[str]
 ) -> CheckpointTold:
     return CheckpointTold(
         name=entry.name,
@@ -280,7 +280,7 @@ def _checkpoint(
         updates=entry.progress.updates.value,
         windows=entry.progress.windows.value,
         num_bytes=entry.num_bytes,
-        tags=tuple(sorted(tag for tag, name in tagged.items() if name == entry.name)),
+        tags=tuple(tagged.get(entry.name, ())),
         blocked_seconds=clocks.get("blocked_seconds"),
         durable_seconds=clocks.get("durable_seconds"),
         is_retired=entry.name in retired,

@@ -7,7 +7,6 @@ seeded anew, so that what depends on them, and not on the source's own state, sh
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -19,7 +18,7 @@ import torch
 from samerun.data.source import DataSource, DataWindow, Guarantee, Replica, as_source
 from samerun.errors import UsageError
 from samerun.state.fingerprint import tensor_digest
-from samerun.state.rng import preserved_rng
+from samerun.state.rng import preserved_rng, seed_all
 
 _MASK = 2**64 - 1
 
@@ -148,7 +147,7 @@ class _Trial:
 
     def _opened(self, state: Any = None, replica: Replica | None = None) -> _Opened:
         self._num_opened += 1
-        _seed_all(self._num_opened)
+        seed_all(self._num_opened)
         source = as_source(self._make())
         source.attach(replica or Replica())
         if state is not None:
@@ -235,12 +234,6 @@ def _is_accepted(call: Callable[[], None]) -> bool:
     except Exception:  # noqa: BLE001  # however it says no
         return False
     return True
-
-
-def _seed_all(seed: int) -> None:
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.default_generator.manual_seed(seed)
 
 
 def _digest(value: Any) -> str:

@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from samerun.checkpoint.lookup import open_run
-from samerun.cli.checkpoints.target import answer, catalog_of, describe, describe_retirement, tags_by_name
+from samerun.checkpoint.prune import tags_by_name
+from samerun.cli.checkpoints.target import answer, catalog_of, describe, describe_retirement
 from samerun.core.units import format_bytes
 
 

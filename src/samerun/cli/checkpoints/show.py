@@ -9,10 +9,11 @@ import typer
 
 from samerun.checkpoint.catalog import num_elements, read_manifest
 from samerun.checkpoint.lookup import find, open_run
+from samerun.checkpoint.prune import tags_by_name
 from samerun.checkpoint.retired import Retirement
 from samerun.cli.checkpoints.costs import cost_line, cost_of
 from samerun.cli.checkpoints.samples import show_samples
-from samerun.cli.checkpoints.target import answer, catalog_of, describe, describe_retirement, split_target, tags_by_name
+from samerun.cli.checkpoints.target import answer, catalog_of, describe, describe_retirement, split_target
 from samerun.core.units import format_bytes
 from samerun.format.dtypes import ITEM_BYTES
 from samerun.format.schema import ComponentEntry

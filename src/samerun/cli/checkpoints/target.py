@@ -7,7 +7,6 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from samerun.checkpoint.catalog import Catalog, Entry, read_catalog
-from samerun.checkpoint.prune import tags
 from samerun.checkpoint.retired import Retirement
 
 if TYPE_CHECKING:
@@ -18,13 +17,6 @@ def split_target(target: str) -> tuple[str, str]:
     """`RUN@NAME` as (run, name); the name defaults to the newest."""
     path, _, name = target.rpartition("@") if "@" in target else (target, "", "")
     return path, name
-
-
-def tags_by_name(storage: Storage) -> dict[str, list[str]]:
-    by_name: dict[str, list[str]] = {}
-    for tag, name in sorted(tags(storage).items()):
-        by_name.setdefault(name, []).append(tag)
-    return by_name
 
 
 def catalog_of(storage: Storage) -> Catalog:
