@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from itertools import pairwise
@@ -195,6 +196,21 @@ def test_lines_of_short_windows_are_written_together_and_all_by_a_sync_or_the_en
     assert written() == [*range(9)]
     times = [line["time"] for line in read_events(path)]
     assert [round(later - earlier, 3) for earlier, later in pairwise(times[:6])] == [0.3, 0.3, 0.3, 7.0, 7.0]
+
+
+def test_a_disk_that_fills_up_in_the_middle_of_a_line_ends_the_ledger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system says so by a number only: half a line, with the next one behind it, could not be read."""
+    real, said, clock = os.write, list[str](), ManualClock()
+    monkeypatch.setattr("samerun.core.events.os.write", lambda descriptor, data: real(descriptor, data[:30]))
+    ledger = SampleLedger(Journal(tmp_path / "ledger"), replicas=1, say=said.append, clock=clock)
+    for index in range(3):
+        clock.advance(2.0)
+        ledger.decided(*decided(index))
+    ledger.close()
+    assert len(said) == 1 and "No space left" in said[0]
+    assert (tmp_path / "ledger").stat().st_size == 30
 
 
 def test_a_ledger_that_has_ended_keeps_nothing_in_memory() -> None:
