@@ -142,11 +142,7 @@ class Monitor:
             (f"sink {number} {type(sink).__name__}", sink)
             for number, sink in enumerate(around.options.sinks if rank == 0 else ())
         ]
-        self._blame = Blaming(
-            group=around.group, guard=self._guard, lookout=around.lookout, keeper=around.keeper,
-            autocast=around.autocast, every_windows=around.options.replay_windows, journal=around.journal,
-            findings=self._findings, tell=around.tell,
-        )  # fmt: skip
+        self._blame = Blaming(around, self._guard, self._findings)
         self._disk_told = False
 
     def begin(self, data: Any) -> TimedData:

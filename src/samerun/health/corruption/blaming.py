@@ -6,18 +6,16 @@ that fails is named once and switched off on its rank, which goes on taking part
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from samerun.core.events import Journal
 from samerun.health.guard import Guard
 
 if TYPE_CHECKING:
-    from samerun.health.corruption.looking import Lookout, Verdict
+    from samerun.health.corruption.looking import Verdict
     from samerun.health.corruption.replaying import Call
-    from samerun.health.nonfinite import Culprit, InputKeeper
-    from samerun.ranks.group import Group
+    from samerun.health.monitor import Surroundings
+    from samerun.health.nonfinite import Culprit
 
 MAX_REPLAYS: Final = 5
 """Replays of bad windows in one attempt; each costs a forward of the window."""
@@ -26,31 +24,19 @@ MAX_REPLAYS: Final = 5
 class Blaming:
     """One attempt's. `begin`, `at` …, `rejected` for a bad window, `end`; `close` after the last one.
 
-    `lookout` and `keeper` are None where forwards hold collectives: then nothing is computed again.
+    Lookout and keeper are None where forwards hold collectives: then nothing is computed again.
     """
 
-    def __init__(
-        self,
-        *,
-        group: Group,
-        guard: Guard,
-        lookout: Lookout | None,
-        keeper: InputKeeper | None,
-        autocast: Callable[[], contextlib.AbstractContextManager[Any]],
-        every_windows: int | None,
-        journal: Journal,
-        findings: Journal,
-        tell: Callable[[str], None],
-    ) -> None:
-        self._group = group
+    def __init__(self, around: Surroundings, guard: Guard, findings: Journal) -> None:
+        self._group = around.group
         self._guard = guard
-        self._lookout = lookout
-        self._keeper = keeper
-        self._autocast = autocast
-        self._every = every_windows
-        self._journal = journal
+        self._lookout = around.lookout
+        self._keeper = around.keeper
+        self._autocast = around.autocast
+        self._every = around.options.replay_windows
+        self._journal = around.journal
         self._findings = findings
-        self._tell = tell
+        self._tell = around.tell
         self._looks_at: str | None = None
         """The point at which every rank computes a forward again; None in windows without."""
         self._num_replays = 0
